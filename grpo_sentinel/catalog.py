@@ -1,0 +1,308 @@
+"""Every signal once: the vocabulary that agent, rules, sinks, dashboards and docs share.
+
+A signal is named `layer.name_unit`. A signal with a `dimension` exists once per value of it and is written
+`name[value]`, for example `reward.func_mean[accuracy]` or `gradient.group_norm[model.layers.0]`.
+
+Ranks of one step merge by `merge`: `same` (replicas must agree exactly), `sum`, `mean`, `max`, `min`, or `own`
+(only ever looked at per rank).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LAYERS = ("data", "reward", "policy", "gradient", "optimizer", "memory", "device", "time", "sentinel")
+"""Order of the backward walk: a fault shows first in the lowest layer it touches. `time` and `device` stand beside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One named number: `unit` is a base unit, `ratio` (0 to 1), `nats`, `tokens`, `count`, `flag` (0 or 1) or ``."""
+
+    name: str
+    unit: str
+    kind: str  # gauge | counter
+    merge: str  # same | sum | mean | max | min | own
+    help: str
+    dimension: str = ""
+
+    @property
+    def layer(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def _table(rows: str) -> dict[str, Signal]:
+    """Read the table below: `name | unit | kind | merge | help`; a name ending in `[x]` has the dimension x."""
+    out: dict[str, Signal] = {}
+    for row in rows.strip().splitlines():
+        if not row.strip() or row.startswith("#"):
+            continue
+        name, unit, kind, merge, text = (part.strip() for part in row.split("|", 4))
+        name, _, dimension = name.rstrip("]").partition("[")
+        if name in out:
+            raise ValueError(f"catalog: signal {name} stands twice")
+        out[name] = Signal(name, unit, kind, merge, text, dimension)
+    return out
+
+
+SIGNALS: dict[str, Signal] = _table("""
+# ---- data: the micro-batches of one optimizer step, before their forward
+data.samples | count | gauge | sum | completions (rows) in the step's batches
+data.tokens | tokens | gauge | sum | unmasked tokens, prompt and completion
+data.completion_tokens | tokens | gauge | sum | completion tokens that enter the loss
+data.token_id_min | | gauge | min | smallest token id seen
+data.token_id_max | | gauge | max | largest token id seen
+data.vocab_size | | gauge | same | rows of the embedding, the bound of every token id
+data.out_of_vocabulary | count | gauge | sum | token ids outside [0, vocab_size)
+data.empty_rows | count | gauge | sum | rows whose attention mask (prompt and completion) is all zero
+data.empty_prompt_rows | count | gauge | sum | rows whose prompt mask is all zero
+data.masked_completions | count | gauge | sum | rows whose completion mask is all zero: no token of them enters the loss
+data.masked_completion_ratio | ratio | gauge | mean | masked_completions / samples
+data.nonbinary_mask | count | gauge | sum | mask elements that are neither 0 nor 1
+data.shape_mismatch | count | gauge | sum | tensors of the batch whose shape contradicts ids, mask or advantages
+data.device_mismatch | count | gauge | sum | tensors of the batch on another device than the model
+data.dtype_mismatch | count | gauge | sum | id tensors not integer, or mask, advantage and log-prob tensors of a type the loss does not expect
+data.pad_ratio | ratio | gauge | mean | padding share of prompt and completion positions
+data.eos_ratio | ratio | gauge | mean | completions that contain an end-of-sequence token inside their mask
+data.unk_ratio | ratio | gauge | mean | unknown tokens among unmasked tokens
+data.right_padded_prompts | count | gauge | sum | prompts whose padding stands to the right (generation needs it left)
+data.prompt_length_mean | tokens | gauge | mean | mean prompt length
+data.prompt_length_max | tokens | gauge | max | longest prompt
+data.prompt_clip_ratio | ratio | gauge | mean | prompts as long as the longest allowed
+data.completion_length_mean | tokens | gauge | mean | mean completion length
+data.completion_length_min | tokens | gauge | min | shortest completion
+data.completion_length_max | tokens | gauge | max | longest completion
+data.truncated_ratio | ratio | gauge | mean | completions that reached max_completion_length without an end-of-sequence token
+data.group_size | count | gauge | same | completions per prompt that the trainer is configured for
+data.mixed_groups | count | gauge | sum | groups with more than one distinct prompt (by hash)
+data.duplicate_prompt_ratio | ratio | gauge | mean | prompts of the generation batch that stand in more than one group
+data.duplicate_completion_ratio | ratio | gauge | mean | 1 - distinct/size within a group, mean over groups
+data.sequence_length_imbalance | ratio | gauge | own | (longest - shortest) / mean of total lengths in the batch
+# ---- reward: raw, before any nan-mean of the trainer
+reward.mean | | gauge | mean | mean of the combined reward over finite samples
+reward.std | | gauge | mean | standard deviation of the combined reward over finite samples
+reward.min | | gauge | min | smallest finite combined reward
+reward.max | | gauge | max | largest finite combined reward
+reward.nonfinite | count | gauge | sum | samples whose combined reward is NaN or infinite
+reward.func_mean[func] | | gauge | mean | mean of one reward function over finite samples
+reward.func_std[func] | | gauge | mean | standard deviation of one reward function over finite samples
+reward.func_min[func] | | gauge | min | smallest finite score
+reward.func_max[func] | | gauge | max | largest finite score
+reward.func_nonfinite[func] | count | gauge | sum | NaN (None counts as NaN) and infinite scores of one function
+reward.func_infinite[func] | count | gauge | sum | infinite scores of one function
+reward.func_samples[func] | count | gauge | sum | scores one function returned
+reward.func_latency_seconds[func] | seconds | gauge | max | wall time of one call of the function
+reward.func_failures[func] | count | counter | sum | calls that raised
+reward.func_variance_share[func] | ratio | gauge | mean | share of this function in the summed variance of all functions
+reward.group_std_mean | | gauge | mean | mean over groups of the standard deviation inside the group
+reward.zero_std_ratio | ratio | gauge | mean | groups whose rewards are all equal
+reward.all_right_ratio | ratio | gauge | mean | zero-variance groups at the batch's maximum (too easy)
+reward.all_wrong_ratio | ratio | gauge | mean | zero-variance groups at the batch's minimum (too hard, or a broken grader)
+reward.length_correlation | | gauge | mean | Pearson correlation of reward and completion length
+reward.at_ceiling_ratio | ratio | gauge | mean | samples at the largest reward seen in the run
+reward.model_training_modules[func] | count | gauge | max | submodules of a reward model in training mode
+reward.model_active_dropouts[func] | count | gauge | max | dropout modules of a reward model that are active (p > 0 and training)
+reward.model_trainable_parameters[func] | count | gauge | max | parameter tensors of a reward model with requires_grad
+reward.model_head_bias[func] | | gauge | max | largest |bias| of the reward head
+reward.model_autograd[func] | flag | gauge | max | scores still carry a grad_fn: the graph of the reward pass is kept alive
+# ---- policy: per rank, before any reduction
+policy.loss | | gauge | mean | local loss of the step (mean of its micro-batches), near 0 on-policy is healthy
+policy.loss_nonfinite | count | gauge | sum | micro-batches whose local loss is NaN or infinite
+policy.pg_loss | | gauge | mean | policy-gradient term recomputed from log-probs, advantages and mask
+policy.kl_loss | | gauge | mean | beta x KL term
+policy.entropy_nats | nats | gauge | mean | masked mean entropy of the policy's next-token distribution
+policy.entropy_max_nats | nats | gauge | same | ln(vocab_size): nothing can exceed it
+policy.logp_mean_nats | nats | gauge | mean | masked mean log-prob of the sampled tokens under the current policy
+policy.logp_min_nats | nats | gauge | min | smallest log-prob of a sampled token
+policy.logp_nonfinite | count | gauge | sum | NaN or infinite current log-probs inside the mask
+policy.old_logp_nonfinite | count | gauge | sum | NaN or infinite old log-probs: the step before is to blame
+policy.ref_logp_nonfinite | count | gauge | sum | NaN or infinite reference log-probs
+policy.logp_positive | count | gauge | sum | log-probs above 0 (+1e-3): impossible
+policy.advantage_mean | | gauge | mean | mean advantage
+policy.advantage_std | | gauge | mean | standard deviation of advantages
+policy.advantage_abs_max | | gauge | max | largest |advantage|
+policy.advantage_abs_bound | | gauge | same | (n-1)/sqrt(n) when advantages are scaled by the group's sample std; absent when no bound holds
+policy.advantage_nonfinite | count | gauge | sum | NaN or infinite advantages
+policy.advantage_zero_ratio | ratio | gauge | mean | rows whose advantage is exactly 0
+policy.ratio_mean | ratio | gauge | mean | masked mean importance ratio exp(logp - old_logp)
+policy.ratio_max | ratio | gauge | max | largest importance ratio
+policy.log_ratio_abs_max | nats | gauge | max | largest |logp - old_logp|
+policy.on_policy | flag | gauge | same | the batch is trained on for the first time with the weights that sampled it: ratio must be 1
+policy.clip_low_ratio | ratio | gauge | mean | masked tokens with ratio < 1 - epsilon_low and advantage < 0
+policy.clip_high_ratio | ratio | gauge | mean | masked tokens with ratio > 1 + epsilon_high and advantage > 0
+policy.clip_ratio | ratio | gauge | mean | clip_low_ratio + clip_high_ratio
+policy.approx_kl_nats | nats | gauge | mean | k3 of the current against the old policy: r - 1 - ln r, r = pi_old/pi
+policy.kl_k1_nats | nats | gauge | mean | KL to the reference, k1: logp - ref_logp (may be negative)
+policy.kl_k2_nats | nats | gauge | mean | KL to the reference, k2: (logp - ref_logp)^2 / 2
+policy.kl_k3_nats | nats | gauge | mean | KL to the reference, k3: r - 1 - ln r with r = pi_ref/pi (Schulman 2020), never negative
+policy.kl_k3_max_nats | nats | gauge | max | largest k3 of a token
+policy.kl_k3_min_nats | nats | gauge | min | smallest k3 of a token: below the dtype's tolerance is impossible
+policy.kl_k3_overflow | count | gauge | sum | tokens whose k3 overflowed to infinity
+policy.ess_ratio | ratio | gauge | mean | effective sample size of the importance weights over n
+policy.sampling_gap_mean_nats | nats | gauge | mean | mean |logp - sampling_logp|: rollout engine against trainer
+policy.sampling_gap_max_nats | nats | gauge | max | largest |logp - sampling_logp|
+policy.sampling_correlation | | gauge | mean | Pearson correlation of rollout and trainer probabilities
+policy.sampling_mult_error | ratio | gauge | mean | mean exp|logp - sampling_logp| (token_mult_prob_error)
+policy.sampling_confident_disagreements | count | gauge | sum | tokens the engine gave p >= 0.5 where the log-probs differ by more than 2 nats
+policy.sampling_k3_nats | nats | gauge | mean | k3 of trainer against rollout engine
+policy.entropy_first_nats | nats | gauge | mean | entropy over the first quarter of completion positions
+policy.entropy_last_nats | nats | gauge | mean | entropy over the last quarter of completion positions
+policy.repetition_ratio | ratio | gauge | mean | share of repeated 4-grams inside a completion
+policy.single_token_ratio | ratio | gauge | mean | completions in which one token takes more than 0.9 of the positions (8 or more tokens)
+policy.input_grad_leaks | count | gauge | sum | loss inputs that should be detached (old, ref, advantages) and require grad
+policy.loss_dtype_mismatch | count | gauge | sum | log-prob inputs of the loss whose dtypes differ
+# ---- gradient: before clipping
+gradient.norm_preclip | | gauge | same | global L2 norm before clipping, as the trainer itself computed it where it does
+gradient.norm_local | | gauge | own | L2 norm of what this rank holds (its shards; equals the global one under DDP)
+gradient.norm_before_reduce | | gauge | own | L2 norm of this rank's own gradient before the all-reduce, where hooks are armed
+gradient.abs_max | | gauge | max | largest finite |g|
+gradient.abs_mean | | gauge | mean | mean of |g|
+gradient.std | | gauge | mean | standard deviation of g
+gradient.abs_p50 | | gauge | mean | median of |g|, from a hashed sample (standard error of the rank: sqrt(q(1-q)/n))
+gradient.abs_p95 | | gauge | mean | 95th percentile of |g|, same sample
+gradient.abs_p99 | | gauge | mean | 99th percentile of |g|, same sample
+gradient.nonfinite_tensors | count | gauge | max | parameters whose gradient holds NaN or infinity (names: event `nonfinite`)
+gradient.nan_tensors | count | gauge | max | parameters whose gradient holds NaN
+gradient.inf_tensors | count | gauge | max | parameters whose gradient holds infinity and no NaN
+gradient.norm_overflow | flag | gauge | max | the norm is infinite though every element is finite
+gradient.local_nonfinite_tensors | count | gauge | own | the same before the all-reduce: names the rank (armed after a first non-finite norm)
+gradient.zero_tensors | count | gauge | max | parameters whose gradient is exactly zero everywhere
+gradient.missing_tensors | count | gauge | max | trainable parameters without a gradient
+gradient.tensors | count | gauge | same | parameters with a gradient
+gradient.clip_coefficient | ratio | gauge | same | factor applied by clipping, 1 = none
+gradient.clip_limit | | gauge | same | max_grad_norm of the trainer; absent when it does not clip
+gradient.top_share | ratio | gauge | max | share of the squared norm that the largest tensor carries
+gradient.group_norm[group] | | gauge | same | L2 norm of one parameter group (block of layers)
+gradient.sparse_tensors | count | gauge | max | sparse gradients, read through their values
+# ---- optimizer
+optimizer.learning_rate | | gauge | same | learning rate of the first group as the step used it
+optimizer.learning_rate_expected | | gauge | same | what the schedule says for this step; absent when there is none
+optimizer.update_norm | | gauge | same | L2 norm of the weight change of this step
+optimizer.update_ratio | ratio | gauge | same | update_norm / weight_norm
+optimizer.weight_norm | | gauge | same | L2 norm of the parameters after the step
+optimizer.weight_abs_max | | gauge | max | largest |weight|
+optimizer.nonfinite_weights | count | gauge | max | parameter tensors that hold NaN or infinity after the step
+optimizer.moment1_norm | | gauge | same | L2 norm of exp_avg
+optimizer.moment2_norm | | gauge | same | L2 norm of exp_avg_sq
+optimizer.nonfinite_moments | count | gauge | max | moment tensors that hold NaN or infinity
+optimizer.skipped_updates | count | counter | max | updates that the gate stopped since the start
+optimizer.scaler_skips | count | counter | max | updates that a mixed-precision scaler or engine skipped since the start
+optimizer.step_skipped | flag | gauge | max | this step's update was stopped by the gate
+optimizer.step_applied | flag | gauge | min | the optimizer really stepped
+optimizer.loss_scale | | gauge | same | loss scale of the scaler or engine
+optimizer.unchanged_tensors | count | gauge | same | sampled trainable tensors that no element of the sample changed in this step
+optimizer.sampled_tensors | count | gauge | same | trainable tensors in the sample of unchanged_tensors
+optimizer.unheld_parameters | count | gauge | same | trainable parameters that no optimizer group holds
+optimizer.stale_parameters | count | gauge | same | parameters in optimizer groups that the model does not hold any more
+optimizer.state_shape_mismatch | count | gauge | same | moment tensors whose shape is not their parameter's
+optimizer.bf16_swallowed_ratio | ratio | gauge | mean | sampled bf16 weights that a non-zero update left bit-equal
+optimizer.parameter_digest | | gauge | same | digest of a fixed sample of the weights' bits: replicas must be equal
+optimizer.low_precision_weights | flag | gauge | same | weights are stepped in bf16 or fp16 without a float32 master
+# ---- memory
+memory.rss_bytes | bytes | gauge | sum | resident memory of the rank's process
+memory.children_rss_bytes | bytes | gauge | sum | resident memory of its child processes
+memory.cgroup_used_bytes | bytes | gauge | max | memory charged to the cgroup less inactive page cache
+memory.cgroup_limit_bytes | bytes | gauge | min | limit of the cgroup; absent when there is none
+memory.host_available_bytes | bytes | gauge | min | memory the host says is available
+memory.cuda_allocated_bytes | bytes | gauge | max | live tensors in the caching allocator
+memory.cuda_reserved_bytes | bytes | gauge | max | memory the caching allocator holds
+memory.cuda_peak_bytes | bytes | gauge | max | peak of allocated since the last record
+memory.cuda_inactive_bytes | bytes | gauge | max | inactive split blocks: fragmentation
+memory.cuda_alloc_retries | count | counter | sum | allocations that had to flush the cache first
+memory.cuda_ooms | count | counter | sum | out-of-memory errors the allocator raised
+memory.cuda_total_bytes | bytes | gauge | min | memory of the device
+memory.cuda_free_bytes | bytes | gauge | min | free memory of the device
+memory.open_files | count | gauge | max | open file descriptors
+memory.open_files_limit | count | gauge | min | soft limit on file descriptors
+memory.threads | count | gauge | max | threads of the process
+memory.shm_used_ratio | ratio | gauge | max | used share of the shared-memory file system that holds the ring
+# ---- time
+time.step_seconds | seconds | gauge | max | wall time of the optimizer step
+time.phase_seconds[phase] | seconds | gauge | max | wall time spent in one phase during the step
+time.before_collective_seconds | seconds | gauge | own | from the start of the step to this rank's arrival at the step vote: the late rank, not the waiting one
+time.vote_wait_seconds | seconds | gauge | own | time this rank waited in the step vote for the others
+time.data_wait_seconds | seconds | gauge | max | waiting for the data loader
+time.tokens_per_second | tokens/s | gauge | sum | completion tokens trained on per second
+# ---- sentinel: the agent about itself
+sentinel.agent_seconds | seconds | gauge | max | self time of the agent in this step
+sentinel.agent_share | ratio | gauge | max | agent_seconds / step time
+sentinel.vote_seconds | seconds | gauge | max | the all-reduce of the step vote
+sentinel.probe_errors | count | counter | sum | exceptions caught in probes since the start
+sentinel.probes_off | count | gauge | max | probes switched off after errors
+sentinel.names_overflow | count | counter | sum | signal names that found no place in the name table
+sentinel.core_active | flag | gauge | min | step vote, gate and halt work on this rank
+sentinel.replica_mismatch | flag | gauge | max | the vote saw unequal gradient norms or parameter digests between replicas
+sentinel.sampling_every | steps | gauge | max | costly probes run every so many steps
+sentinel.frame_skew_steps | steps | gauge | max | newest step of this rank behind the newest of the node (made by the daemon)
+# ---- device: NVML and host, made by the daemon, one series per GPU or host
+device.gpu_memory_used_bytes | bytes | gauge | own | used device memory, reserved part excluded
+device.gpu_memory_total_bytes | bytes | gauge | own | device memory
+device.gpu_utilization_ratio | ratio | gauge | own | share of time a kernel ran
+device.gpu_memory_utilization_ratio | ratio | gauge | own | share of time memory was read or written
+device.gpu_temperature_celsius | celsius | gauge | own | core temperature
+device.gpu_memory_temperature_celsius | celsius | gauge | own | memory temperature
+device.gpu_power_watts | watts | gauge | own | power drawn
+device.gpu_power_limit_watts | watts | gauge | own | enforced limit
+device.gpu_energy_joules | joules | counter | own | energy since driver load
+device.gpu_sm_clock_hertz | hertz | gauge | own | streaming-multiprocessor clock
+device.gpu_memory_clock_hertz | hertz | gauge | own | memory clock
+device.gpu_clock_event_reasons | | gauge | own | bit mask of current clock event (throttle) reasons
+device.gpu_hw_slowdown | flag | gauge | own | hardware, thermal or power-brake slowdown is active
+device.gpu_ecc_corrected | count | counter | own | corrected ECC errors since driver load
+device.gpu_ecc_uncorrected | count | counter | own | uncorrected ECC errors since driver load
+device.gpu_remapped_rows_pending | flag | gauge | own | a row remap waits for a reset
+device.gpu_remapped_rows_failed | flag | gauge | own | a row remap failed
+device.gpu_pcie_replays | count | counter | own | PCIe replays
+device.gpu_process_memory_bytes[pid] | bytes | gauge | own | device memory of one process, where the pid namespace shows it
+device.gpu_lost | flag | gauge | own | the GPU has fallen off the bus
+device.gpu_count | count | gauge | own | GPUs that NVML shows
+device.gpu_mig_enabled | flag | gauge | own | MIG mode is on
+device.xid_errors | count | counter | own | critical Xid events seen since the daemon started
+device.xid_last | | gauge | own | number of the newest Xid event
+device.host_memory_used_ratio | ratio | gauge | own | used share of host memory
+device.host_memory_total_bytes | bytes | gauge | own | host memory
+device.host_memory_available_bytes | bytes | gauge | own | available host memory
+device.host_cpu_ratio | ratio | gauge | own | busy share of all CPUs
+device.host_iowait_ratio | ratio | gauge | own | share of time waiting for input and output
+device.host_load1 | | gauge | own | load average over one minute
+device.cgroup_memory_used_ratio | ratio | gauge | own | cgroup memory (page cache excluded) over its limit
+device.cgroup_oom_kills | count | counter | own | out-of-memory kills inside the cgroup
+device.shm_used_ratio | ratio | gauge | own | used share of the shared-memory file system
+device.disk_free_bytes | bytes | gauge | own | free space where checkpoints or history are written
+device.disk_used_ratio | ratio | gauge | own | used share of that file system
+device.rank_processes_dead | count | gauge | own | ranks of this node that died without closing
+""")
+
+EVENTS: dict[str, str] = {
+    "config": "trainer and agent configuration as seen at attach: algorithm, sizes, epsilon, beta, versions",
+    "nonfinite": "parameters with a non-finite gradient or weight, where they were seen, and whether before the reduce",
+    "skip": "the gate stopped an update: step, reason, global norm, which ranks flagged it",
+    "exception": "an exception left the training step: type, message, traceback",
+    "probe_error": "a probe raised and was switched off",
+    "vote_error": "the step vote failed and is off",
+    "core": "what the handshake at attach found: ranks with and without a core, voting or not, and why",
+    "sample": "text or ids of a sample that a finding names",
+    "checkpoint": "the trainer saved a checkpoint: path, step",
+    "halt": "this rank carries out a request: action, step, request id",
+    "note": "anything else worth a line",
+}
+"""Kinds of event and what their body holds."""
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Take `base[label]` apart: `("base", "label")`, with "" for a signal without a dimension."""
+    if name.endswith("]"):
+        base, _, label = name[:-1].partition("[")
+        return base, label
+    return name, ""
+
+
+def signal_of(name: str) -> Signal | None:
+    """Look a concrete name up; None when the catalogue does not know its base (a user's own signal)."""
+    return SIGNALS.get(split_name(name)[0])
+
+
+def layer_of(name: str) -> str:
+    """Layer of a concrete signal name, `sentinel` when its prefix is no layer."""
+    layer = name.partition(".")[0]
+    return layer if layer in LAYERS else "sentinel"

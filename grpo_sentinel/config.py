@@ -1,0 +1,202 @@
+"""Settings of the sidecar and the launcher: one typed tree, read from YAML, refused with line and remedy.
+
+The agent never imports this module: its few settings reach the trainer as environment variables or arguments
+(see `agent.settings`), so that the trainer needs neither PyYAML nor pydantic.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from grpo_sentinel.errors import ConfigError
+
+ActionName = Literal["note", "alert", "capture", "stacks", "checkpoint", "checkpoint-and-halt", "halt-now"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AgentConfig(_Section):
+    """What the launcher passes on to the agent in every rank."""
+
+    enabled: bool = Field(True, description="attach the agent at all")
+    gate: Literal["skip", "halt", "off"] = Field(
+        "skip", description="what happens to an update whose gradient is not finite on any rank"
+    )
+    skip_above_norm: float | None = Field(None, gt=0, description="also stop updates whose pre-clip norm exceeds this")
+    local_gradients: Literal["off", "on_anomaly", "always"] = Field(
+        "on_anomaly", description="watch each rank's own gradient before the all-reduce, to name the culprit"
+    )
+    vote_every: int = Field(1, ge=1, description="step vote every so many optimizer steps")
+    overhead_share: float = Field(0.005, gt=0, le=1, description="share of step time above which sampling is thinned")
+    overhead_floor_seconds: float = Field(0.002, ge=0, description="self time per step that is always allowed")
+    segment_slots: int = Field(256, ge=64, le=65536, description="step records a ring holds")
+    event_slots: int = Field(256, ge=16, le=65536, description="events a ring holds")
+
+
+class NvmlConfig(_Section):
+    enabled: bool = Field(True, description="read GPUs through NVML where a driver is present")
+    interval_seconds: float = Field(5.0, gt=0, description="time between readings")
+    timeout_seconds: float = Field(10.0, gt=0, description="a reading that takes longer is given up and reported")
+
+
+class HostConfig(_Section):
+    enabled: bool = Field(True, description="read host memory, CPU, disk and cgroup limits")
+    interval_seconds: float = Field(5.0, gt=0, description="time between readings")
+    disk_paths: tuple[str, ...] = Field((), description="file systems to watch besides the state directory")
+
+
+class CollectorsConfig(_Section):
+    nvml: NvmlConfig = NvmlConfig()
+    host: HostConfig = HostConfig()
+
+
+class RuleOverride(_Section):
+    """Change of one built-in rule: only what is given changes."""
+
+    enabled: bool | None = None
+    severity: Literal["note", "warning", "critical"] | None = None
+    action: ActionName | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict, description="parameters of its detector")
+
+
+class RulesConfig(_Section):
+    profile: str = Field("auto", description="thresholds for one algorithm and setting; auto reads the trainer's config")
+    files: tuple[str, ...] = Field((), description="further rule files in the format of the built-in ones")
+    disabled: tuple[str, ...] = Field((), description="names of rules to switch off")
+    override: dict[str, RuleOverride] = Field(default_factory=dict, description="changes by rule name")
+    late_rank_seconds: float = Field(2.0, gt=0, description="how long a step waits for a rank before it is judged")
+
+
+class HaltingConfig(_Section):
+    enabled: bool = Field(True, description="let rules ask the trainer to checkpoint or halt")
+    dry_run: bool = Field(False, description="say what would have been asked, and ask nothing")
+    acknowledge_seconds: float = Field(120.0, gt=0, description="a request not voted by then escalates to stacks")
+    checkpoint_seconds: float = Field(600.0, gt=0, description="a checkpoint not finished by then escalates")
+    terminate_seconds: float = Field(60.0, gt=0, description="after the stacks: SIGTERM to the launcher")
+    kill_after_seconds: float | None = Field(None, gt=0, description="after SIGTERM: SIGKILL; off unless set")
+    cooldown_seconds: float = Field(300.0, ge=0, description="time between two requests by rules")
+    max_requests: int = Field(3, ge=1, description="requests by rules in one run")
+    nonfinite_updates: int = Field(3, ge=1, description="skipped non-finite updates that halt the run ...")
+    nonfinite_window_steps: int = Field(20, ge=1, description="... when they fall within so many steps")
+    pin_checkpoints: bool = Field(True, description="keep the newest checkpoint from before the onset of an anomaly")
+    checkpoint_dir: str | None = Field(None, description="where the trainer saves; found from its config when unset")
+
+
+class HistoryConfig(_Section):
+    enabled: bool = Field(True, description="keep records, findings and requests in SQLite")
+    retention_days: float = Field(30.0, gt=0, description="older runs are deleted")
+    max_bytes: int = Field(2_000_000_000, ge=1_000_000, description="size above which the oldest records go first")
+    flush_seconds: float = Field(1.0, gt=0, description="time between two commits")
+
+
+class PrometheusConfig(_Section):
+    enabled: bool = Field(True, description="serve /metrics")
+    stale_seconds: float = Field(300.0, gt=0, description="series of a rank or GPU silent for so long are dropped")
+
+
+class QueueConfig(_Section):
+    size: int = Field(1000, ge=1, description="batches a sink may lag behind; the oldest is dropped and counted")
+    timeout_seconds: float = Field(10.0, gt=0, description="a write that takes longer marks the sink as hanging")
+    retries: int = Field(3, ge=0, description="tries of one batch after a failure")
+
+
+class SinksConfig(_Section):
+    queue: QueueConfig = QueueConfig()
+    history: HistoryConfig = HistoryConfig()
+    prometheus: PrometheusConfig = PrometheusConfig()
+
+
+class HttpConfig(_Section):
+    enabled: bool = Field(True, description="serve page, API, /metrics and /healthz")
+    host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
+    port: int = Field(9477, ge=0, le=65535, description="0 takes a free port; a taken port is said and another is used")
+    read_token: str | None = Field(None, description="token that reading needs; without one /metrics, /healthz are open")
+
+
+class LaunchConfig(_Section):
+    halted_exit_code: int = Field(83, ge=0, le=255, description="exit code of `launch` when a rule halted the run")
+    linger_seconds: float = Field(5.0, ge=0, description="how long the sidecar stays after the trainer has ended")
+
+
+class Config(_Section):
+    """The whole tree; `Config()` is what ships."""
+
+    ring_dir: str | None = Field(None, description="where rings live; default $GRPO_SENTINEL_DIR, /dev/shm, ...")
+    state_dir: str | None = Field(None, description="history and incidents; default $XDG_STATE_HOME/grpo-sentinel")
+    poll_interval_seconds: float = Field(0.03, ge=0.005, le=5, description="time between two looks at the rings")
+    rank_dead_seconds: float = Field(1.0, gt=0, description="a rank without its lock for so long is dead")
+    agent: AgentConfig = AgentConfig()
+    collectors: CollectorsConfig = CollectorsConfig()
+    rules: RulesConfig = RulesConfig()
+    halting: HaltingConfig = HaltingConfig()
+    sinks: SinksConfig = SinksConfig()
+    http: HttpConfig = HttpConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+
+def load_config(path: str | Path | None) -> Config:
+    """Read a YAML file into a `Config`; None gives the defaults.
+
+    Raises `ConfigError` naming the key, the value, the file and line, and what is expected.
+    """
+    if path is None:
+        return Config()
+    source = Path(path)
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {source}: {error}; give a readable YAML file") from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where is not None else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{source}{line}: not valid YAML ({problem}); correct the line") from error
+    if data is None:
+        return Config()
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: expected a mapping of settings, got {type(data).__name__}; see config.example.yaml")
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, source, node)) from error
+
+
+def _explain(error: ValidationError, source: Path, node: Any) -> str:
+    first = error.errors()[0]
+    location = first["loc"]
+    key = ".".join(str(part) for part in location)
+    line = line_of(node, location)
+    place = f"{source}" + (f" line {line}" if line else "")
+    if first["type"] == "extra_forbidden":
+        return f"{place}: unknown setting {key}; remove it or see config.example.yaml for the known ones"
+    more = len(error.errors()) - 1
+    tail = f" ({more} more after this)" if more else ""
+    return f"{place}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}{tail}"
+
+
+def line_of(node: Any, location: tuple[int | str, ...]) -> int | None:
+    """Find the 1-based line of a key path in a composed YAML tree; the deepest part that exists counts."""
+    line: int | None = None
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == str(part):
+                    line, node = key.start_mark.line + 1, value
+                    break
+            else:
+                return line
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        else:
+            return line
+    return line
