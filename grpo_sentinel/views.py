@@ -1,0 +1,109 @@
+"""Frozen data of the daemon side: what collectors, halting, sinks and page hand to each other.
+
+    rings -> RankStatus, Frame -> Finding -> HaltStatus -> Snapshot, Batch -> sinks and page
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from grpo_sentinel.records import (
+    Ack,
+    Action,
+    EventRecord,
+    Finding,
+    Frame,
+    HaltState,
+    Heartbeat,
+    Liveness,
+    RankIdentity,
+    Sample,
+    StepRecord,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a reader has come in one segment; `Cursor()` starts at the oldest record still in the ring."""
+
+    record: int = 0
+    event: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """One rank as the node sees it now."""
+
+    identity: RankIdentity
+    heartbeat: Heartbeat
+    liveness: Liveness
+    last_step: int  # newest step with a STEP record, 0 = none yet
+    values: Mapping[str, float] = field(default_factory=dict)  # newest value of every signal
+    updated_wall_ns: int = 0  # newest record
+    acknowledgement: Ack | None = None
+    cursor: Cursor = Cursor()
+    closed_detail: str | None = None
+    missed_records: int = 0
+    bad_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBatch:
+    """What one look at all rings of a run gave."""
+
+    records: tuple[StepRecord, ...] = ()
+    frames: tuple[Frame, ...] = ()
+    events: tuple[EventRecord, ...] = ()
+    ranks: Mapping[int, RankStatus] = field(default_factory=dict)
+    missed_records: int = 0
+    bad_slots: int = 0
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # segment file -> one sentence why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltStatus:
+    """The newest request of the run and how far it has come."""
+
+    request_id: int = 0
+    state: HaltState = HaltState.NONE
+    action: Action = Action.NOTE
+    reason: str = ""
+    requested_by: str = ""  # rule name or "user"
+    step: int = 0  # agreed step
+    detail: str = ""  # checkpoint path or reason of failure
+    requested_wall_ns: int = 0
+    updated_wall_ns: int = 0
+    pinned_checkpoint: str = ""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The whole run at one moment: what the page, /metrics and `status` show."""
+
+    run_id: str = ""
+    node: str = ""
+    wall_ns: int = 0
+    ranks: Mapping[int, RankStatus] = field(default_factory=dict)
+    samples: Mapping[str, Sample] = field(default_factory=dict)  # newest by entity
+    findings: tuple[Finding, ...] = ()  # firing, roots first
+    abstaining: Mapping[str, str] = field(default_factory=dict)  # rule -> why it cannot judge
+    halt: HaltStatus = HaltStatus()
+    context: Mapping[str, object] = field(default_factory=dict)  # trainer configuration from the config event
+    health: Mapping[str, float] = field(default_factory=dict)  # the sentinel about itself, flat names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkBatch:
+    """What one turn of the daemon's loop hands to every sink; all parts may be empty."""
+
+    run_id: str
+    node: str
+    wall_ns: int
+    records: tuple[StepRecord, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    events: tuple[EventRecord, ...] = ()
+    findings: tuple[Finding, ...] = ()  # transitions: fired or resolved in this turn
+    halt: HaltStatus | None = None  # set when it changed
+    snapshot: Snapshot = field(default_factory=Snapshot)
