@@ -1,0 +1,87 @@
+# One way to do each thing. `make demo` and `make test` work on a fresh machine with Python 3.10 to 3.13.
+#
+#   make demo [FAULT=grad_nan] [KEEP=1] [COMPARE=1] [STEPS=200]   the product at work on a real 2-process TRL run
+#   make test     the test suite          make lint     style           make types    type check
+#   make bench    build/bench.json        make docs     generated docs  make clean    remove what was built
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --no-input
+# pip's bars on a terminal, silence in a pipe
+QUIET := $(shell [ -t 2 ] || echo -q)
+CONSTRAINTS := requirements-test.txt
+
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+FAULT ?= grad_nan
+KEEP ?=
+COMPARE ?=
+STEPS ?=
+
+.PHONY: help demo test slow lint types bench docs docs-check clean system-packages
+
+help:
+	@sed -n '3,6s/^#  *//p' Makefile
+
+# torch first and by itself: another tool, or another package's dependency, would pick a different build
+$(VENV)/.torch:
+	@echo "setup 1/2: virtual environment and $(TORCH) (once; PyTorch is the large one)"
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13) and "grpo-sentinel needs Python 3.10 to 3.13, this is " + sys.version.split()[0] + "; choose another with make PYTHON=python3.11")'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) $(QUIET) "$(TORCH)"
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml $(CONSTRAINTS)
+	@echo "setup 2/2: grpo-sentinel and TRL (once)"
+	@$(PIP) $(QUIET) -c $(CONSTRAINTS) -e '.[trl,stacks]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo "setup: test and lint tools (once)"
+	@$(PIP) $(QUIET) -c $(CONSTRAINTS) -e '.[trl,stacks,test,dev]'
+	@touch $@
+
+# the fake NVML of the tests is compiled; without a C compiler those tests are skipped and say so
+system-packages:
+	@command -v cc >/dev/null || command -v gcc >/dev/null || { \
+	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev; \
+	  else echo "note: no C compiler and no permission to install one; the NVML tests will be skipped"; fi; }
+
+demo: $(VENV)/.demo
+	@$(PY) examples/demo/run.py --fault '$(FAULT)' $(if $(KEEP),--keep) $(if $(COMPARE),--compare) $(if $(STEPS),--steps $(STEPS))
+
+test: $(VENV)/.test system-packages
+	$(PY) -m pytest
+
+slow: $(VENV)/.test system-packages
+	$(PY) -m pytest -m 'slow and not gpu and not nightly'
+
+lint: $(VENV)/.test
+	$(PY) -m ruff check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/hadolint Dockerfile
+
+types: $(VENV)/.test
+	$(PY) -m mypy
+
+bench: $(VENV)/.test
+	@mkdir -p build
+	$(PY) -m benchmarks
+
+docs: $(VENV)/.demo
+	$(PY) scripts/build_docs.py
+
+docs-check: $(VENV)/.demo
+	$(PY) scripts/build_docs.py --check
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
