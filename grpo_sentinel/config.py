@@ -40,18 +40,24 @@ class AgentConfig(_Section):
 
 
 class NvmlConfig(_Section):
+    """NVIDIA GPUs, read through NVML."""
+
     enabled: bool = Field(True, description="read GPUs through NVML where a driver is present")
     interval_seconds: float = Field(5.0, gt=0, description="time between readings")
     timeout_seconds: float = Field(10.0, gt=0, description="a reading that takes longer is given up and reported")
 
 
 class HostConfig(_Section):
+    """Memory, CPU, disk and cgroup limits of the node."""
+
     enabled: bool = Field(True, description="read host memory, CPU, disk and cgroup limits")
     interval_seconds: float = Field(5.0, gt=0, description="time between readings")
     disk_paths: tuple[str, ...] = Field((), description="file systems to watch besides the state directory")
 
 
 class CollectorsConfig(_Section):
+    """What is read besides the trainer's rings."""
+
     nvml: NvmlConfig = NvmlConfig()
     host: HostConfig = HostConfig()
 
@@ -59,13 +65,15 @@ class CollectorsConfig(_Section):
 class RuleOverride(_Section):
     """Change of one built-in rule: only what is given changes."""
 
-    enabled: bool | None = None
-    severity: Literal["note", "warning", "critical"] | None = None
-    action: ActionName | None = None
+    enabled: bool | None = Field(None, description="switch the rule on or off")
+    severity: Literal["note", "warning", "critical"] | None = Field(None, description="how much a finding matters")
+    action: ActionName | None = Field(None, description="what a finding asks for")
     parameters: dict[str, Any] = Field(default_factory=dict, description="parameters of its detector")
 
 
 class RulesConfig(_Section):
+    """Which rules judge the run, and how."""
+
     profile: str = Field("auto", description="thresholds for one algorithm and setting; auto reads the trainer's config")
     files: tuple[str, ...] = Field((), description="further rule files in the format of the built-in ones")
     disabled: tuple[str, ...] = Field((), description="names of rules to switch off")
@@ -74,6 +82,8 @@ class RulesConfig(_Section):
 
 
 class HaltingConfig(_Section):
+    """When the trainer is asked to checkpoint or halt, and what follows when it does not answer."""
+
     enabled: bool = Field(True, description="let rules ask the trainer to checkpoint or halt")
     dry_run: bool = Field(False, description="say what would have been asked, and ask nothing")
     acknowledge_seconds: float = Field(120.0, gt=0, description="a request not voted by then escalates to stacks")
@@ -89,6 +99,8 @@ class HaltingConfig(_Section):
 
 
 class HistoryConfig(_Section):
+    """The SQLite store under the state directory that `status` and the page read."""
+
     enabled: bool = Field(True, description="keep records, findings and requests in SQLite")
     retention_days: float = Field(30.0, gt=0, description="older runs are deleted")
     max_bytes: int = Field(2_000_000_000, ge=1_000_000, description="size above which the oldest records go first")
@@ -96,23 +108,31 @@ class HistoryConfig(_Section):
 
 
 class PrometheusConfig(_Section):
+    """The `/metrics` end point of the sidecar."""
+
     enabled: bool = Field(True, description="serve /metrics")
     stale_seconds: float = Field(300.0, gt=0, description="series of a rank or GPU silent for so long are dropped")
 
 
 class QueueConfig(_Section):
+    """The bounded queue in front of every sink."""
+
     size: int = Field(1000, ge=1, description="batches a sink may lag behind; the oldest is dropped and counted")
     timeout_seconds: float = Field(10.0, gt=0, description="a write that takes longer marks the sink as hanging")
     retries: int = Field(3, ge=0, description="tries of one batch after a failure")
 
 
 class SinksConfig(_Section):
+    """Where records and findings go."""
+
     queue: QueueConfig = QueueConfig()
     history: HistoryConfig = HistoryConfig()
     prometheus: PrometheusConfig = PrometheusConfig()
 
 
 class HttpConfig(_Section):
+    """The sidecar's own HTTP server."""
+
     enabled: bool = Field(True, description="serve page, API, /metrics and /healthz")
     host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
     port: int = Field(9477, ge=0, le=65535, description="0 takes a free port; a taken port is said and another is used")
@@ -120,6 +140,8 @@ class HttpConfig(_Section):
 
 
 class LaunchConfig(_Section):
+    """The `grpo-sentinel launch` command."""
+
     halted_exit_code: int = Field(83, ge=0, le=255, description="exit code of `launch` when a rule halted the run")
     linger_seconds: float = Field(5.0, ge=0, description="how long the sidecar stays after the trainer has ended")
 
