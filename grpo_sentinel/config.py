@@ -74,7 +74,7 @@ class RuleOverride(_Section):
 class RulesConfig(_Section):
     """Which rules judge the run, and how."""
 
-    profile: str = Field("auto", description="thresholds for one algorithm and setting; auto reads the trainer's config")
+    profile: str = Field("auto", description="thresholds for one algorithm and setting; auto reads the trainer")
     files: tuple[str, ...] = Field((), description="further rule files in the format of the built-in ones")
     disabled: tuple[str, ...] = Field((), description="names of rules to switch off")
     override: dict[str, RuleOverride] = Field(default_factory=dict, description="changes by rule name")
@@ -135,8 +135,8 @@ class HttpConfig(_Section):
 
     enabled: bool = Field(True, description="serve page, API, /metrics and /healthz")
     host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
-    port: int = Field(9477, ge=0, le=65535, description="0 takes a free port; a taken port is said and another is used")
-    read_token: str | None = Field(None, description="token that reading needs; without one /metrics, /healthz are open")
+    port: int = Field(9477, ge=0, le=65535, description="0 takes a free one; when taken, another is used and said")
+    read_token: str | None = Field(None, description="token that reading needs; /metrics and /healthz stay open")
 
 
 class LaunchConfig(_Section):
@@ -185,7 +185,8 @@ def load_config(path: str | Path | None) -> Config:
     if data is None:
         return Config()
     if not isinstance(data, dict):
-        raise ConfigError(f"{source}: expected a mapping of settings, got {type(data).__name__}; see config.example.yaml")
+        kind = type(data).__name__
+        raise ConfigError(f"{source}: expected a mapping of settings, got {kind}; see config.example.yaml")
     try:
         return Config.model_validate(data)
     except ValidationError as error:

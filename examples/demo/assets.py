@@ -190,8 +190,7 @@ def recipe() -> dict[str, str]:
     import transformers
 
     source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
-    return {"source": source, **versions}
+    return {"source": source, **{library.__name__: library.__version__ for library in (torch, transformers, tokenizers)}}
 
 
 def ensure(out: Path = DEFAULT_OUT, progress: Progress = say) -> Path:

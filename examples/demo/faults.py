@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 Parameters = dict[str, float]
+Change = Callable[[], None] | None
 
 
 class Fault:
@@ -92,7 +93,7 @@ def grad_spike(fault: Fault) -> None:
 # -- around the training step: after backward and all-reduce, or before the forward ------------------------------------
 
 
-def _around_step(fault: Fault, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None) -> None:
+def _around_step(fault: Fault, before: Change = None, after: Change = None) -> None:
     original = fault.trainer.training_step
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
