@@ -1,0 +1,331 @@
+"""Metric rows of every log format that we know, one small parser each, tried in the order of `PARSERS`.
+
+A parser sees one line and gives a `Row` or nothing; only NeMo-RL needs memory, since it spreads a step over a
+block of lines. Values keep their raw names; None means that the trainer printed None (all values were NaN).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from grpo_sentinel.history.logs.lines import Line
+from grpo_sentinel.history.logs.names import canonical
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One step as a log shows it; `step` is None where the line does not say."""
+
+    format: str
+    source: str
+    line: int
+    step: int | None
+    raw: Mapping[str, float | None]
+    total_steps: int | None = None
+    rank: int | None = None
+
+    def signals(self) -> dict[str, float]:
+        """Translate to catalogue names; None becomes NaN, names without a signal are left out."""
+        out: dict[str, float] = {}
+        for name, value in self.raw.items():
+            signal = canonical(name)
+            if signal is not None:
+                out.setdefault(signal, math.nan if value is None else value)
+        return out
+
+
+_NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|inf|Inf|Infinity)"
+_PAIR = re.compile(rf"""(['"])([^'"]{{1,120}})\1\s*:\s*(?:np\.\w+\()?(['"]?)({_NUMBER}|None|null)\3\)?\s*(?=[,}}%]|$)""")
+_NUMBER_ONLY = re.compile(rf"(?:np\.\w+\()?({_NUMBER})\)?")
+
+
+def number(text: str) -> float | None:
+    """Read a printed number; None, null and what is no number give None."""
+    if text in ("None", "null"):
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _pairs(text: str) -> dict[str, float | None]:
+    return {m[2]: number(m[4]) for m in _PAIR.finditer(text)}
+
+
+_TRAIN_KEYS = ("'loss'", '"loss"', "'reward'", '"reward"', "'grad_norm'", '"grad_norm"', "'train_loss'", "'kl'", "_loss'")
+_SWIFT_STEP = re.compile(r"""['"]global_step/max_steps['"]\s*:\s*['"](\d+)/(\d+)['"]""")
+_STEP_KEYS = ("step", "current_steps", "global_step", "train/step", "training/global_step", "trainer/global_step")
+
+
+def parse_dict(line: Line) -> Row | None:
+    """HF, TRL, unsloth, ms-swift, LLaMA-Factory: a Python or JSON dictionary somewhere in the line."""
+    text = line.text
+    start = text.find("{")
+    if start < 0 or not any(key in text for key in _TRAIN_KEYS):
+        return None
+    raw = _pairs(text[start:])
+    if len(raw) < 2 or not any(canonical(name) or name.startswith("train_") for name in raw):
+        return None
+    step: int | None = None
+    total: int | None = None
+    swift = _SWIFT_STEP.search(text)
+    if swift:
+        step, total = int(swift[1]), int(swift[2])
+    for key in _STEP_KEYS:
+        value = raw.get(key)
+        if step is None and value is not None and math.isfinite(value):
+            step = int(value)
+    for key in ("total_steps", "max_steps"):
+        value = raw.get(key)
+        if total is None and value is not None and math.isfinite(value):
+            total = int(value)
+    name = "swift" if swift else "json" if text[start : start + 2] == '{"' else "trl"
+    return _row(name, line, step, raw, total)
+
+
+_GLOBAL_STEP = re.compile(r"Global step (\d+)(?: \[\w+\])?\s*:\s*(\{.*)")
+
+
+def parse_openrlhf(line: Line) -> Row | None:
+    """OpenRLHF: `Global step 12: {...}`."""
+    if "lobal step " not in line.text:
+        return None
+    found = _GLOBAL_STEP.search(line.text)
+    return _row("openrlhf", line, int(found[1]), _pairs(found[2])) if found else None
+
+
+_SLIME = re.compile(r"\bstep (\d+)\s*:\s*(\{.*)")
+
+
+def parse_slime(line: Line) -> Row | None:
+    """slime and miles: `step 1: {'train/loss': ...}`."""
+    if "step " not in line.text or "{" not in line.text:
+        return None
+    found = _SLIME.search(line.text)
+    if not found:
+        return None
+    raw = _pairs(found[2])
+    return _row("slime", line, int(found[1]), raw) if raw else None
+
+
+_VERL = re.compile(r"(?:^|[\s)])step:(\d+) - (.*)")
+_VERL_PAIR = re.compile(rf"([A-Za-z_][\w/.@ \-()]*?):({_NUMBER}|None|np\.\w+\({_NUMBER}\))(?=$|\s|\()")
+
+
+def parse_verl(line: Line) -> Row | None:
+    """verl and its forks: `step:92 - actor/pg_loss:0.1 - ...`, also with np.float64(...) and glued prefixes."""
+    if "step:" not in line.text:
+        return None
+    found = _VERL.search(line.text)
+    if not found:
+        return None
+    raw: dict[str, float | None] = {}
+    for part in found[2].split(" - "):
+        pair = _VERL_PAIR.match(part.strip())
+        if pair:
+            inner = _NUMBER_ONLY.match(pair[2])
+            raw[pair[1]] = number(inner[1]) if inner else None
+    return _row("verl", line, int(found[1]), raw) if raw else None
+
+
+_MEGATRON = re.compile(r"iteration:?\s+(\d+)\s*/\s*(\d+)\s*\|(.*)")
+_MEGATRON_PAIR = re.compile(rf"^\s*([A-Za-z][\w ()/]*?)\s*:\s*({_NUMBER})[A-Za-z]?\s*$")
+
+
+def parse_megatron(line: Line) -> Row | None:
+    """Megatron-LM and nanotron: `iteration 3383/ 8000 | lm loss: ... |`. A missing loss field is kept missing."""
+    if "iteration" not in line.text or "|" not in line.text:
+        return None
+    found = _MEGATRON.search(line.text)
+    if not found:
+        return None
+    raw: dict[str, float | None] = {}
+    for part in found[3].split("|"):
+        pair = _MEGATRON_PAIR.match(part)
+        if pair:
+            raw[pair[1]] = number(pair[2])
+    return _row("megatron", line, int(found[1]), raw, int(found[2])) if raw else None
+
+
+_DS_CHAT = re.compile(r"step:\s*(\d+)\|")
+_BAR_PAIR = re.compile(rf"([\w/ ]+?):\s*({_NUMBER})\s*(?:\||\]|$)")
+
+
+def parse_deepspeed_chat(line: Line) -> Row | None:
+    """DeepSpeed-Chat `epoch: 0|step: 3183|act_loss: 30.9` and trlX `[losses/total_loss: 1.64 | ...]`."""
+    text = line.text
+    if "act_loss:" in text and "|" in text:
+        found = _DS_CHAT.search(text)
+        raw = {m[1].strip(): number(m[2]) for m in _BAR_PAIR.finditer(text)}
+        raw.pop("step", None)
+        return _row("deepspeed-chat", line, int(found[1]) if found else None, raw) if raw else None
+    if "losses/total_loss:" in text:
+        raw = {m[1].strip(): number(m[2]) for m in _BAR_PAIR.finditer(text[text.find("losses/") :])}
+        return _row("trlx", line, None, raw) if raw else None
+    if text.startswith("average reward score:"):
+        return _row("deepspeed-chat", line, None, {"average reward score": number(text.partition(":")[2].strip())})
+    return None
+
+
+_PLAIN_STEP = re.compile(r"(?:^|\b)(?:step|iter(?:ation)?|epoch)\s*[:=]?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.IGNORECASE)
+_PLAIN_PAIR = re.compile(rf"\b([A-Za-z][\w/.]*)\s*[=:]\s*({_NUMBER})(?:\s*\(({_NUMBER})\))?(?![\w.])")
+
+
+def parse_plain(line: Line) -> Row | None:
+    """A plain loop: `step 10/611  loss=12.1181  lr=1.97e-04`, and AMP's `grad_norm: 0.3922 (nan)` (value, mean)."""
+    text = line.text
+    if "loss" not in text and "grad_norm" not in text and "reward" not in text:
+        return None
+    raw = {m[1]: number(m[2]) for m in _PLAIN_PAIR.finditer(text) if m[1].lower() not in ("step", "epoch", "iter")}
+    raw = {name: value for name, value in raw.items() if canonical(name) or "loss" in name}
+    step = _PLAIN_STEP.search(text)
+    if not raw or (step is None and len(raw) < 2):
+        return None
+    return _row("plain", line, int(step[1]) if step else None, raw, int(step[2]) if step and step[2] else None)
+
+
+def parse_table(line: Line) -> Row | None:
+    """A notebook's `Step | Training Loss` table: rows of numbers between bars or tabs."""
+    text = line.text.strip().strip("|")
+    parts = [part.strip() for part in re.split(r"\s*\|\s*|\t", text)] if ("|" in text or "\t" in text) else []
+    if len(parts) < 2 or not parts[0].isdigit():
+        return None
+    values = [number(part) for part in parts[1:]]
+    if any(value is None for value in values):
+        return None
+    return _row("table", line, int(parts[0]), {"loss": values[0]})
+
+
+PARSERS: tuple[Callable[[Line], Row | None], ...] = (
+    parse_openrlhf,
+    parse_slime,
+    parse_verl,
+    parse_megatron,
+    parse_deepspeed_chat,
+    parse_dict,
+    parse_plain,
+)
+"""Most specific first: the first that gives a row wins."""
+
+
+def _row(name: str, line: Line, step: int | None, raw: dict[str, float | None], total: int | None = None) -> Row:
+    rank = _RANK.search(line.text) if "rank" in line.text else None
+    return Row(
+        format=name,
+        source=line.source,
+        line=line.number,
+        step=step,
+        raw=raw,
+        total_steps=total,
+        rank=int(rank[1]) if rank else None,
+    )
+
+
+_RANK = re.compile(r"\[rank(\d+)\]")
+_NEMO_STEP = re.compile(r"=+ Step (\d+)/(\d+) =+")
+_NEMO_PAIR = re.compile(rf"•\s*([^:]+):\s*({_NUMBER})")
+_BAR = re.compile(r"^\s*\d+%\|.*?\| (\d+)/(\d+) \[[\d:]+<")  # a bar with a caption counts something else
+
+
+@dataclass(slots=True)
+class RowReader:
+    """Turn lines into rows: parsers in order, progress bars for steps, blocks of NeMo-RL joined.
+
+    A dictionary row without a step takes it from the nearest progress bar before it in the same source when there
+    is one; otherwise `step` stays None.
+    """
+
+    bars: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _block: dict[str, Row] = field(default_factory=dict)
+
+    def feed(self, line: Line) -> Iterator[Row]:
+        """Give the rows that this line completes (mostly none or one)."""
+        text = line.text
+        nemo = _NEMO_STEP.search(text) if "= Step " in text else None
+        if nemo:
+            yield from self.flush(line.source)
+            self._block[line.source] = _row("nemo", line, int(nemo[1]), {}, int(nemo[2]))
+            return
+        block = self._block.get(line.source)
+        if block is not None and "•" in text:
+            pair = _NEMO_PAIR.search(text)
+            if pair:
+                raw = dict(block.raw)
+                raw[pair[1].strip()] = number(pair[2])
+                self._block[line.source] = _row("nemo", line, block.step, raw, block.total_steps)
+            return
+        if "it]" in text or "s/it" in text or "it/s" in text:
+            bar = _BAR.search(text)
+            if bar:
+                self.bars[line.source] = (int(bar[1]), int(bar[2]))
+        for parse in PARSERS:
+            row = parse(line)
+            if row is not None:
+                yield self._with_bar(row)
+                return
+
+    def flush(self, source: str | None = None) -> Iterator[Row]:
+        """Give what is still being joined, at the end of the log."""
+        for name in [source] if source is not None else list(self._block):
+            block = self._block.pop(name, None)
+            if block is not None and block.raw:
+                yield block
+
+    def _with_bar(self, row: Row) -> Row:
+        if row.step is not None or row.source not in self.bars or row.format not in ("trl", "json"):
+            return row
+        step, total = self.bars[row.source]
+        return Row(
+            format=row.format,
+            source=row.source,
+            line=row.line,
+            step=step,
+            raw=row.raw,
+            total_steps=row.total_steps or total,
+            rank=row.rank,
+        )
+
+
+def read_rows(lines: Iterable[Line]) -> Iterator[Row]:
+    """Give every metric row of some lines, in their order."""
+    reader = RowReader()
+    for line in lines:
+        yield from reader.feed(line)
+    yield from reader.flush()
+
+
+def read_trainer_state(text: str, source: str) -> list[Row]:
+    """Read `trainer_state.json` of transformers: its `log_history` with exact steps; `NaN` literals are accepted.
+
+    Raises ValueError when the text is no such file.
+    """
+    data = json.loads(text)
+    history = data.get("log_history") if isinstance(data, dict) else None
+    if not isinstance(history, list):
+        raise ValueError(f"{source}: no log_history in it; not a trainer_state.json")
+    rows = []
+    for index, entry in enumerate(history):
+        if not isinstance(entry, dict):
+            continue
+        raw = {
+            str(k): None if v is None else float(v)
+            for k, v in entry.items()
+            if v is None or (isinstance(v, (int, float)) and not isinstance(v, bool))
+        }
+        step = raw.pop("step", None)
+        rows.append(
+            Row(
+                format="trainer_state",
+                source=source,
+                line=index + 1,
+                step=int(step) if step is not None and math.isfinite(step) else None,
+                raw=raw,
+                total_steps=data.get("max_steps") if isinstance(data.get("max_steps"), int) else None,
+            )
+        )
+    return rows

@@ -1,0 +1,109 @@
+"""Text lines of a log, whatever it went through: gzip, carriage returns of progress bars, ANSI colours, torn ends.
+
+Constant memory: a line longer than `MAX_LINE` is cut with a mark, so a binary file or one endless line costs no
+more than that.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from grpo_sentinel.errors import SentinelError
+
+MAX_LINE = 65536
+"""Longest piece of one line, in bytes, that is looked at."""
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\][^\n]*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line without its colour codes; `number` counts from 1 in its source."""
+
+    source: str
+    number: int
+    text: str
+
+
+def read_lines(path: str | Path) -> Iterator[Line]:
+    """Read one file (plain or gzip, `-` for standard input), splitting at newlines and carriage returns.
+
+    Raises `SentinelError` when the file cannot be opened; a torn gzip end stops the reading quietly there.
+    """
+    name = str(path)
+    if name == "-":
+        yield from _split(sys.stdin.buffer, "<stdin>")
+        return
+    try:
+        with open(name, "rb") as raw:
+            magic = raw.read(2)
+            raw.seek(0)
+            if magic == b"\x1f\x8b":
+                with gzip.GzipFile(fileobj=raw) as unpacked:
+                    yield from _split(unpacked, name)  # type: ignore[arg-type]
+            else:
+                yield from _split(raw, name)
+    except OSError as error:
+        raise SentinelError(
+            f"cannot read the log {name}: {error.strerror or error}; give a readable file, or - for standard input"
+        ) from error
+
+
+def _split(stream: BinaryIO | io.BufferedIOBase, source: str) -> Iterator[Line]:
+    number = 0
+    while True:
+        try:
+            chunk = stream.readline(MAX_LINE)
+        except (EOFError, gzip.BadGzipFile):
+            return  # a torn archive: what could be read has been read
+        if not chunk:
+            return
+        number += 1
+        text = chunk.decode("utf-8", errors="replace").rstrip("\n")
+        if "\r" in text:
+            for piece in text.split("\r"):
+                if piece.strip():
+                    yield Line(source, number, clean(piece))
+        else:
+            yield Line(source, number, clean(text))
+
+
+def clean(text: str) -> str:
+    """Remove ANSI codes and Ray's repetition mark."""
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    if "[repeated " in text:
+        text = _REPEATED.sub("", text)
+    return text
+
+
+def expand(paths: list[str]) -> list[str]:
+    """Replace directories by the log-like files in them, sorted; refuse an empty directory and a missing path."""
+    out: list[str] = []
+    for name in paths:
+        path = Path(name)
+        if name == "-" or path.is_file():
+            out.append(name)
+        elif path.is_dir():
+            inside = sorted(str(p) for p in path.rglob("*") if p.is_file() and _looks_like_log(p))
+            if not inside:
+                raise SentinelError(f"no log in the directory {name}; name a file ending in {', '.join(SUFFIXES)}")
+            out.extend(inside)
+        else:
+            raise SentinelError(f"no such log: {name}; check the path")
+    return out
+
+
+SUFFIXES = (".log", ".txt", ".out", ".err", ".json", ".jsonl", ".gz", ".csv")
+
+
+def _looks_like_log(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES or path.name in ("stdout", "stderr")
