@@ -33,6 +33,8 @@ class Harvest:
     nonfinite: tuple[NonFinite, ...] = ()
     samples: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Rows (0-based, in the order the micro-batches came) behind a signal: `{"data.empty_rows": (3, 7)}`."""
+    subjects: dict[str, str] = field(default_factory=dict)
+    """Who is behind a signal, for a finding or a note: `{"gradient.top_share": "lm_head.weight"}`."""
 
     def names_at(self, where: str) -> tuple[str, ...]:
         """List the non-finite tensors seen at one place."""
@@ -81,6 +83,7 @@ def merge(harvests: Sequence[Harvest | Mapping[str, float]]) -> Harvest:
     values: dict[str, float] = {}
     nonfinite: list[NonFinite] = []
     samples: dict[str, tuple[int, ...]] = {}
+    subjects: dict[str, str] = {}
     for one in harvests:
         if not isinstance(one, Harvest):
             values.update(one)
@@ -88,4 +91,5 @@ def merge(harvests: Sequence[Harvest | Mapping[str, float]]) -> Harvest:
         values.update(one.values)
         nonfinite.extend(one.nonfinite)
         samples.update(one.samples)
-    return Harvest(values, tuple(nonfinite), samples)
+        subjects.update(one.subjects)
+    return Harvest(values, tuple(nonfinite), samples, subjects)
