@@ -22,6 +22,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -185,12 +186,8 @@ def train_reward_model(tokenizer: Any, policy: Path, folder: Path, progress: Pro
 
 def recipe() -> dict[str, str]:
     """Name what the assets depend on: this file and the versions of the libraries that write them."""
-    import tokenizers
-    import torch
-    import transformers
-
     source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
-    return {"source": source, **{library.__name__: library.__version__ for library in (torch, transformers, tokenizers)}}
+    return {"source": source, **{name: version(name) for name in ("torch", "transformers", "tokenizers")}}
 
 
 def ensure(out: Path = DEFAULT_OUT, progress: Progress = say) -> Path:

@@ -30,42 +30,44 @@ class Fault:
     def __init__(self, name: str, parameters: Parameters, trainer: Any) -> None:
         self.name, self.parameters, self.trainer = name, parameters, trainer
         self.rank = int(os.environ.get("RANK", "0"))
+        self.subject = ""  # the parameter, reward function or tensor that is spoiled
         self.told = False
 
     def __getitem__(self, key: str) -> float:
         return self.parameters[key]
 
-    def acts(self, subject: str = "") -> bool:
+    def acts(self) -> bool:
         """Say whether the fault spoils the step being worked on; the first time it does, it is announced."""
         step = self.trainer.state.global_step + 1
         here = self["rank"] in (-1, self.rank) and self["step"] <= step <= self["until"]
         if here and not self.told:
             self.told = True
-            self.announce(step, subject)
+            self.announce(step)
         return here
 
-    def announce(self, step: int, subject: str) -> None:
-        where = f" ({subject})" if subject else ""
+    def announce(self, step: int) -> None:
+        where = f" ({self.subject})" if self.subject else ""
         print(f"demo: rank {self.rank} injects {self.name} from step {step}{where}", file=sys.stderr, flush=True)
-        truth = {"fault": self.name, "step": step, "rank": self.rank, "subject": subject, **self.parameters}
+        truth = {"fault": self.name, "subject": self.subject, **self.parameters, "rank": self.rank}
         truth = {key: str(value) if value == math.inf else value for key, value in truth.items()}
         folder = Path(self.trainer.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"fault-rank{self.rank}.json").write_text(json.dumps(truth))
 
-    def parameter(self) -> tuple[str, Any]:
+    def parameter(self) -> Any:
         """Pick the parameter that the fault spoils: number `parameter` in the order of the model."""
-        return list(self.trainer.model.named_parameters())[int(self["parameter"])]
+        self.subject, parameter = list(self.trainer.model.named_parameters())[int(self["parameter"])]
+        return parameter
 
 
 # -- gradients before the all-reduce: a tensor hook sees what this rank alone computed --------------------------------
 
 
 def _spoil_local_gradient(fault: Fault, value: float) -> None:
-    name, parameter = fault.parameter()
+    parameter = fault.parameter()
 
     def hook(gradient: Any) -> Any:
-        if not fault.acts(name):
+        if not fault.acts():
             return gradient
         spoiled = gradient.clone()
         spoiled.view(-1)[0] = value
@@ -109,10 +111,10 @@ def _around_step(fault: Fault, before: Change = None, after: Change = None) -> N
 
 def reduced_grad_nan(fault: Fault) -> None:
     """NaN in one element of one gradient of one rank, after the all-reduce: replicas would part."""
-    name, parameter = fault.parameter()
+    parameter = fault.parameter()
 
     def spoil() -> None:
-        if fault.acts(name) and parameter.grad is not None:
+        if parameter.grad is not None:
             parameter.grad.view(-1)[0] = math.nan
 
     _around_step(fault, after=spoil)
@@ -129,7 +131,7 @@ def weight_drift(fault: Fault) -> None:
 
 
 def _set_weight(fault: Fault, value: float) -> None:
-    _, parameter = fault.parameter()
+    parameter = fault.parameter()
 
     def spoil() -> None:
         parameter.data.view(-1)[0] = value
@@ -202,10 +204,11 @@ def lr_spike(fault: Fault) -> None:
 def _replace_scores(fault: Fault, index: int, value: float) -> None:
     """Make reward function `index` return `value` for every sample; models keep their graph-free output type."""
     scorer = fault.trainer.reward_funcs[index]
+    fault.subject = fault.subject or fault.trainer.reward_func_names[index]
     if hasattr(scorer, "register_forward_hook"):
 
         def hook(_module: Any, _inputs: Any, output: Any) -> Any:
-            if fault.acts(fault.trainer.reward_func_names[index]):
+            if fault.acts():
                 output.logits = output.logits * 0 + value
             return output
 
@@ -214,7 +217,7 @@ def _replace_scores(fault: Fault, index: int, value: float) -> None:
 
     def scores(*args: Any, **kwargs: Any) -> list[float]:
         real = scorer(*args, **kwargs)
-        return [value] * len(real) if fault.acts(scorer.__name__) else real
+        return [value] * len(real) if fault.acts() else real
 
     scores.__name__ = scorer.__name__
     fault.trainer.reward_funcs[index] = scores
@@ -232,11 +235,12 @@ def reward_constant(fault: Fault) -> None:
 
 
 def _change_batch(fault: Fault, change: Callable[[dict[str, Any]], None]) -> None:
+    fault.subject = "completion_ids"
     original = fault.trainer._generate_and_score_completions
 
     def generate(inputs: Any) -> dict[str, Any]:
         batch: dict[str, Any] = original(inputs)
-        if fault.acts("completion_ids"):
+        if fault.acts():
             change(batch)
         return batch
 

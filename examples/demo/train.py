@@ -107,6 +107,7 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=args.resume)
     trainer.save_state()
     if dist.is_initialized():
+        dist.barrier()  # a rank that leaves while the other is still talking to it can abort in gloo's tear-down
         dist.destroy_process_group()
 
 
