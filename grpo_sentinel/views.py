@@ -58,6 +58,7 @@ class RankBatch:
     ranks: Mapping[int, RankStatus] = field(default_factory=dict)
     missed_records: int = 0
     bad_slots: int = 0
+    late_records: int = 0  # came after the frame of their step had gone out
     unreadable: Mapping[str, str] = field(default_factory=dict)  # segment file -> one sentence why
 
 

@@ -1,0 +1,101 @@
+"""One rank's segment as the collector follows it: reader, cursor, newest values, alive or dead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from grpo_sentinel.protocol import RankReader
+from grpo_sentinel.records import EventRecord, Kind, Liveness, Mode, StepRecord
+from grpo_sentinel.views import Cursor, RankStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is new in one segment."""
+
+    records: tuple[StepRecord, ...]
+    events: tuple[EventRecord, ...]
+    missed: int
+    bad_slots: int
+
+
+class RankSegment:
+    """Follows the segment at `path` from `cursor` on. Raises `SegmentError` when it is none of this version."""
+
+    def __init__(self, path: Path, dead_seconds: float) -> None:
+        self._reader = RankReader(path)
+        self.identity = self._reader.identity
+        self.liveness = Liveness.UNKNOWN
+        self.last_step = 0
+        self.cursor = Cursor()
+        self._dead_seconds = dead_seconds
+        self._values: Mapping[str, float] = MappingProxyType({})
+        self._updated_wall_ns = 0
+        self._missed = 0
+        self._bad_slots = 0
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a restarted rank has put a new segment in the place of this one."""
+        return self._reader.replaced
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the writer will never write again."""
+        return self.liveness in (Liveness.CLOSED, Liveness.DEAD)
+
+    def remember(self) -> tuple[StepRecord, ...]:
+        """Return the records up to the cursor that are still in the ring: what an earlier reader has had."""
+        batch = self._reader.poll(Cursor())
+        records = tuple(record for record in batch.records if record.sequence <= self.cursor.record)
+        self._note(records)
+        return records
+
+    def read(self) -> Reading:
+        """Return what came since the last call."""
+        batch = self._reader.poll(self.cursor)
+        self.cursor = batch.cursor
+        self._missed += batch.missed_records
+        self._bad_slots += batch.bad_slots
+        self._note(batch.records)
+        return Reading(tuple(batch.records), tuple(batch.events), batch.missed_records, batch.bad_slots)
+
+    def _note(self, records: Iterable[StepRecord]) -> None:
+        """Keep the newest values; those of evaluations would pass for training."""
+        newer: dict[str, float] = {}
+        for record in records:
+            self._updated_wall_ns = max(self._updated_wall_ns, record.wall_ns)
+            if record.mode is Mode.TRAIN:
+                newer.update(record.values)
+                if record.kind is Kind.STEP:
+                    self.last_step = record.step
+        if newer:
+            self._values = MappingProxyType({**self._values, **newer})
+
+    def judge(self, wall_ns: int) -> None:
+        """Look whether the writer is still there: its lock, and its process or, out of sight, its heartbeat."""
+        self.liveness = self._reader.liveness(wall_ns=wall_ns, dead_seconds=self._dead_seconds)
+
+    def status(self, newest_step: int) -> RankStatus:
+        """Describe the rank; `newest_step` is that of the node, to say how far this rank is behind."""
+        behind = max(0, newest_step - self.last_step)
+        return RankStatus(
+            identity=self.identity,
+            heartbeat=self._reader.heartbeat(),
+            liveness=self.liveness,
+            last_step=self.last_step,
+            values=MappingProxyType({**self._values, "sentinel.frame_skew_steps": float(behind)}),
+            updated_wall_ns=self._updated_wall_ns,
+            acknowledgement=self._reader.acknowledgement(),
+            cursor=self.cursor,
+            closed_detail=self._reader.closed,
+            missed_records=self._missed,
+            bad_slots=self._bad_slots,
+        )
+
+    def close(self) -> None:
+        """Unmap the segment; the file stays."""
+        self._reader.close()
