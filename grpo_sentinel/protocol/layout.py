@@ -103,7 +103,7 @@ class Geometry:
 
     def __post_init__(self) -> None:
         limits = {"slots": (2, 1), "slot_bytes": (128, 64), "event_slots": (2, 1)}
-        limits |= {"event_slot_bytes": (256, 64), "name_bytes": (64, 64)}
+        limits |= {"event_slot_bytes": (512, 64), "name_bytes": (64, 64)}
         for name, (least, multiple) in limits.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least or value % multiple or value > 1 << 31:

@@ -57,7 +57,9 @@ class AliveLock:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(path, flags, 0o600 if gid is None else 0o640)
         except OSError as error:
-            raise SegmentError(f"{path} cannot be created ({error.strerror}): set GRPO_SENTINEL_DIR.") from error
+            raise SegmentError(
+                f"{path} cannot be created ({error.strerror}): free space there, or set GRPO_SENTINEL_DIR."
+            ) from error
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(descriptor, 0o600 if gid is None else 0o640)
@@ -69,7 +71,9 @@ class AliveLock:
             raise SegmentError(taken) from error
         except OSError as error:
             os.close(descriptor)
-            raise SegmentError(f"{path} cannot be locked ({error.strerror}): set GRPO_SENTINEL_DIR.") from error
+            raise SegmentError(
+                f"{path} cannot be written and locked ({error.strerror}): free space there, or set GRPO_SENTINEL_DIR."
+            ) from error
         self._key = _key(os.fstat(descriptor))
         _held[self._key] = [descriptor]
 

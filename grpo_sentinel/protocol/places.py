@@ -88,6 +88,8 @@ def own_directory(path: Path) -> Path:
         raise SegmentError(f"{path} is not a directory: remove it, or set GRPO_SENTINEL_DIR to another place.")
     if found.st_uid != os.geteuid():
         raise SegmentError(f"{path} belongs to uid {found.st_uid}: set GRPO_SENTINEL_DIR to a directory of your own.")
+    if found.st_mode & 0o022:
+        path.chmod(stat.S_IMODE(found.st_mode) & ~0o022)  # nobody else may put a segment or a control word here
     return path
 
 

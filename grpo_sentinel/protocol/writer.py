@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from grpo_sentinel.clock import Clock, SystemClock
+from grpo_sentinel.clock import Clock
 from grpo_sentinel.errors import SegmentError
 from grpo_sentinel.protocol import layout, segment
 from grpo_sentinel.protocol.jsonsafe import encode, encode_within
@@ -19,11 +20,11 @@ from grpo_sentinel.protocol.liveness import AliveLock
 from grpo_sentinel.protocol.names import NameTable
 from grpo_sentinel.protocol.places import alive_path, own_directory, ring_path
 from grpo_sentinel.protocol.slots import store_slot
-from grpo_sentinel.protocol.steps import Plan, make_plan
+from grpo_sentinel.protocol.steps import INT63, Place, Plan, clamp, clamp_place, make_plan, only_numbers, pack_parts
 from grpo_sentinel.records import Ack, Kind, Mode, Phase, RankIdentity
 
 _PLANS_KEPT = 256  # orders of names with their packed ids; a trainer has a handful
-_I63, _U32 = (1 << 63) - 1, (1 << 32) - 1
+_RECORD_HEAD = layout.W_RECORD_HEAD  # one look-up less on the hot path
 
 
 class RankWriter:
@@ -50,8 +51,9 @@ class RankWriter:
         self.identity = identity
         self.path = ring_path(directory, identity.rank)
         self._geometry = geometry or layout.Geometry()
-        clock = clock or SystemClock()
-        self._monotonic_ns, self._wall_ns = clock.monotonic_ns, clock.wall_ns
+        self._step_ring = self._geometry.steps_at, self._geometry.slots, self._geometry.slot_bytes
+        self._monotonic_ns = clock.monotonic_ns if clock else time.monotonic_ns
+        self._wall_ns = clock.wall_ns if clock else time.time_ns
         self._lock = threading.RLock()
         self._busy = False
         gid = None if group is None else segment.group_id(group)
@@ -121,71 +123,39 @@ class RankWriter:
                 return self._lose()
             self._busy = True
             try:
-                self._append(values, (step, generation, micro_batch, kind, mode))
+                self._append(values, (step, generation, self._monotonic_ns(), self._wall_ns(), micro_batch), kind, mode)
             except Exception:  # noqa: BLE001 - the trainer must not die of its observer; counted
                 self._lose()
             finally:
                 self._busy = False
 
-    def _append(self, values: Mapping[str, float], place: tuple[int, int, int, int, int]) -> None:
+    def _append(self, values: Mapping[str, float], place: Place, kind: Kind, mode: Mode) -> None:
         keys = tuple(values)
-        plan = self._plans.get(keys)
-        if plan is None:
-            plan = self._plan(keys)
-        numbers: Any = values.values()
-        if plan.keep is not None:
-            numbers = list(numbers)
-            self._drop(len(numbers) - len(plan.keep))
-            numbers = [numbers[at] for at in plan.keep]
+        plan = self._plans.get(keys) or self._plan(keys)
         try:
-            self._store(plan, numbers, place)
+            bodies = pack_parts(plan, values.values(), place, kind, mode)
         except Exception:  # noqa: BLE001 - a value's own __float__ may raise anything
-            self._append_cleaned(dict(zip(keys, values.values(), strict=True)), place)
-
-    def _store(self, plan: Plan, numbers: Any, place: tuple[int, int, int, int, int]) -> None:
-        """Pack all parts first, then store them, then move the head once."""
-        step, generation, micro_batch, kind, mode = place
-        monotonic_ns, wall_ns = self._monotonic_ns(), self._wall_ns()
-        chunks = plan.chunks
-        parts = len(chunks)
-        bodies = []
-        if parts > 1:
-            numbers = tuple(numbers)
-        for part, chunk in enumerate(chunks):
-            some = numbers if parts == 1 else numbers[chunk.start : chunk.stop]
-            count = chunk.stop - chunk.start
-            head = chunk.packer.pack(
-                step, generation, monotonic_ns, wall_ns, micro_batch, count, kind, mode, part, parts, 0, *some
-            )
-            bodies.append(head + chunk.ids)
-        sequence, geometry = self._record, self._geometry
+            clean = only_numbers(values)
+            self._drop(len(keys) - len(clean))
+            plan = self._plan(tuple(clean))
+            bodies = pack_parts(plan, clean.values(), clamp_place(place), kind, mode)
+        if plan.left_out:
+            self._drop(plan.left_out)
+        mapping, words, sequence = self._mapping, self._words, self._record
+        first, slots, size = self._step_ring
         for body in bodies:
-            offset = geometry.steps_at + sequence % geometry.slots * geometry.slot_bytes
+            offset = first + sequence % slots * size
             sequence += 1
-            store_slot(self._mapping, self._words, offset, sequence, body)
-        self._record = sequence
-        self._words[layout.W_RECORD_HEAD] = sequence
+            store_slot(mapping, words, offset, sequence, body)
+        self._record = words[_RECORD_HEAD] = sequence  # once, after the last part
 
     def _plan(self, keys: tuple[str, ...]) -> Plan:
         if len(self._plans) >= _PLANS_KEPT:
             self._plans.clear()
         geometry = self._geometry
-        plan = make_plan(keys, self._names, geometry.values_per_slot, max(1, geometry.slots // 2))
+        plan = make_plan(keys, self._names, geometry.values_per_slot, min(max(1, geometry.slots // 2), 0xFFFF))
         self._plans[keys] = plan
         return plan
-
-    def _append_cleaned(self, values: Mapping[Any, Any], place: tuple[int, int, int, int, int]) -> None:
-        """Second try after something could not be packed: leave out what is no number, bring the place into range."""
-        clean = {key: number for key, value in values.items() if (number := _number(value)) is not None}
-        self._drop(len(values) - len(clean))
-        keys = tuple(clean)
-        plan = self._plan(keys)
-        numbers = list(clean.values())
-        if plan.keep is not None:
-            numbers = [numbers[at] for at in plan.keep]
-        step, generation, micro_batch, kind, mode = place
-        tame = (_clamp(step, -_I63, _I63), _clamp(generation, -_I63, _I63), _clamp(micro_batch, 0, _U32), kind, mode)
-        self._store(plan, numbers, tame)
 
     def event(self, kind: str, body: Mapping[str, Any], *, step: int) -> None:
         """Append one event as JSON. Never raises; too large a body is cut and marked."""
@@ -196,7 +166,7 @@ class RankWriter:
         name = encode(str(kind)[:64])
         room = geometry.event_slot_bytes - layout.SLOT_PREFIX_BYTES - layout.EVENT_HEAD.size - len(name) - 32
         text, cut = encode_within(body, room)
-        head = layout.EVENT_HEAD.pack(_clamp(step, -_I63, _I63), self._wall_ns(), cut)
+        head = layout.EVENT_HEAD.pack(clamp(step, -INT63, INT63), self._wall_ns(), cut)
         offset = geometry.events_at + self._event % geometry.event_slots * geometry.event_slot_bytes
         store_slot(
             self._mapping, self._words, offset, self._event + 1, head + b'{"kind":' + name + b',"body":' + text + b"}"
@@ -210,7 +180,7 @@ class RankWriter:
 
     def _beat(self, phase: Phase, step: int) -> None:
         words, now = self._words, self._wall_ns()
-        place = _clamp(step, 0, (1 << 55) - 1) << 8 | int(phase) & 0xFF
+        place = clamp(step, 0, (1 << 55) - 1) << 8 | int(phase) & 0xFF
         self._guard += 2
         words[layout.W_BEAT_GUARD] = self._guard - 1
         if words[layout.W_BEAT_PLACE] != place or not words[layout.W_BEAT_SINCE]:
@@ -236,7 +206,8 @@ class RankWriter:
         with self._lock:
             if not self._live:
                 return
-            self._guarded(lambda: self._say_closed(detail))
+            with suppress(Exception):  # also when a signal handler closes in the middle of a push: another slot
+                self._say_closed(detail)
             self._live = False
             _writers.discard(self)
             with suppress(BufferError):
@@ -312,16 +283,3 @@ def _heads(path: Path) -> tuple[int, int]:
     heads = old.words[layout.W_RECORD_HEAD], old.words[layout.W_EVENT_HEAD]
     old.close()
     return heads
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, (str, bytes, bytearray)):
-        return None
-    try:
-        return float(value)
-    except Exception:  # noqa: BLE001 - a stranger's __float__ may raise anything
-        return None
-
-
-def _clamp(value: Any, low: int, high: int) -> int:
-    return min(max(int(value), low), high)
