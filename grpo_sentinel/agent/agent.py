@@ -1,0 +1,416 @@
+"""The agent of one rank: takes observations, votes before the optimizer step, pushes records, passes requests on.
+
+    observe_data -> [forward] -> observe_policy -> [backward] -> observe_gradients: vote, gate -> [optimizer] -> end_step
+
+Everything but the vote runs inside the guard: it may fail, and then the trainer and the core go on without it.
+Called from the training thread only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from grpo_sentinel.agent.ballot import NONFINITE
+from grpo_sentinel.agent.core import Core, Outcome
+from grpo_sentinel.agent.guard import Guard, say, short_traceback
+from grpo_sentinel.agent.halt import HaltDesk
+from grpo_sentinel.agent.null import NOTHING, Verdict
+from grpo_sentinel.agent.observing import Observer
+from grpo_sentinel.agent.optimizers import OptimizerHooks
+from grpo_sentinel.agent.phases import PhaseClock
+from grpo_sentinel.agent.settings import Settings
+from grpo_sentinel.agent.writing import NoWriter, Writer
+from grpo_sentinel.records import Action, Kind, Mode, Phase
+
+
+class Agent:
+    """Watches one training loop on one rank. Made by `attach()`; none of its methods raises or synchronises for long."""
+
+    def __init__(self, *, settings: Settings, core: Core, desk: HaltDesk, writer: Writer, guard: Guard) -> None:
+        self.settings = settings
+        self.core = core
+        self.guard = guard
+        self.desk = desk
+        self.writer = writer
+        self.phases = PhaseClock(writer.phase)
+        self.observer = Observer(settings, guard)
+        self.mode = Mode.TRAIN
+        self.step = 1
+        self.closed = False
+        self.active = True
+        self._optimizers = OptimizerHooks(self)
+        self._outcome: Outcome | None = None
+        self._norm: torch.Tensor | float | None = None
+        self._stepped = False
+        self._open = False
+        self._mismatched = False
+        self._step_started: float | None = None
+        self._arrived_seconds: float | None = None
+        self._self_seconds = 0.0
+        self._on_close: list[Callable[[], None]] = []
+
+    # ---- what to watch
+
+    def watch(
+        self,
+        *,
+        model: torch.nn.Module | None = None,
+        optimizer: Any = None,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        replicated: bool | None = None,
+    ) -> None:
+        """Take the model and optimizer to look at; hooks go on the innermost torch optimizer."""
+        self.guard.run("watch", self.observer.watch, model, optimizer, named_parameters, replicated)
+        if optimizer is not None:
+            self.guard.run("optimizer hooks", self._optimizers.attach, optimizer)
+        if self.settings.local_gradients == "always":
+            self.observer.arm_local_gradients()
+
+    def configure(self, **context: Any) -> None:
+        """Take what is known of the trainer's configuration, and send it to the sidecar."""
+        self.observer.configure(context)
+        self.event("config", context, step=self.step)
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Run `action` when the agent is closed: integrations put back what they wrapped."""
+        self._on_close.append(action)
+
+    # ---- observations
+
+    def begin_step(self, step: int) -> None:
+        """Name the optimizer step that is worked on from here, 1-based."""
+        self.step = self.phases.step = step
+        self._open = True
+        if self._step_started is None:
+            self._step_started = time.perf_counter()
+
+    def observe_data(self, batch: Mapping[str, Any] | None = None, **tensors: Any) -> None:
+        """Look at one micro-batch before its forward, and push what it says at once.
+
+        Keys are TRL's (`prompt_ids`, `prompt_mask`, `completion_ids`, `completion_mask`, `advantages`, ...) or
+        `input_ids`, `attention_mask`. Costs one small copy to the host: a bad token id kills the process in the forward.
+        """
+        self._begin()
+        values = self.guard.run("data", self.observer.data, {**(batch or {}), **tensors})
+        if values:
+            self._push(values, Kind.DATA, micro_batch=self.observer.micro_batch)
+
+    def observe_rewards(self, rewards: Any, **details: Any) -> None:
+        """Look at raw rewards: a tensor (B x F) with `func_names`, or a mapping of function name to B scores.
+
+        None counts as NaN. `group_size` adjacent rows belong to one prompt; see `probes.reward.observe` for the rest.
+        """
+        self._begin()
+        values = self.guard.run("reward", self.observer.rewards, rewards, details)
+        if values:
+            self._push(values, Kind.GENERATION)
+
+    def observe_policy(self, **tensors: Any) -> None:
+        """Look at one micro-batch as it is trained on; see `probes.policy.observe` for the names."""
+        self._begin()
+        self.guard.run("policy", self.observer.policy, tensors)
+
+    def observe_gradients(self, norm: torch.Tensor | float | None = None, *, clip_limit: float | None = None) -> None:
+        """Look at the gradients before clipping, then vote on this step's update.
+
+        `norm` is the global pre-clip L2 norm where the trainer knows it; else the local one stands in. To be called on
+        all ranks, after the last backward of the step and before the optimizer's step.
+        """
+        self.look_at_gradients(clip_limit=clip_limit)
+        self.take_norm(norm)
+        self.vote()
+
+    def look_at_gradients(self, *, clip_limit: float | None = None) -> None:
+        """Read the gradients as they are now (integrations: before clipping), without voting."""
+        self._begin()
+        self.guard.run("gradient", self.observer.gradients, clip_limit)
+
+    def take_norm(self, norm: torch.Tensor | float | None) -> None:
+        """Keep the trainer's own pre-clip norm for the vote."""
+        if norm is not None:
+            self._norm = norm.detach() if isinstance(norm, torch.Tensor) else norm
+
+    def observe_optimizer(self, **details: Any) -> None:
+        """Give what the optimizer hooks cannot know: `scaler`, `engine`, `learning_rate_expected`."""
+        self.observer.optimizer_details.update(details)
+
+    @contextmanager
+    def phase(self, phase: Phase | str) -> Iterator[None]:
+        """Stamp the block as one phase: "generate", "reward", "forward", "backward", "checkpoint", "evaluation", ..."""
+        which = self.guard.run("phase", _phase, phase)
+        before = self.mode
+        if which is Phase.EVALUATION:
+            self.mode = Mode.EVALUATION
+        self.enter(which)
+        try:
+            yield
+        finally:
+            self.mode = before
+            self.leave(which)
+
+    def enter(self, phase: Phase | None) -> None:
+        """Begin a phase."""
+        if phase is not None:
+            self.guard.run("phase", self.phases.enter, phase)
+
+    def leave(self, phase: Phase | None) -> None:
+        """End a phase."""
+        if phase is not None:
+            self.guard.run("phase", self.phases.leave, phase)
+
+    def event(self, kind: str, body: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:
+        """Push one event; see `catalog.EVENTS`."""
+        self.guard.run("events", self.writer.event, kind, dict(body or {}), step=self.step if step is None else step)
+
+    def exception(self, error: BaseException, where: str) -> None:
+        """Push an exception that is about to leave the trainer, once."""
+        if getattr(error, "_grpo_sentinel_seen", False):
+            return
+        self.guard.run("exception", setattr, error, "_grpo_sentinel_seen", True)
+        body = {"type": type(error).__name__, "message": str(error)[:800], "where": where}
+        self.event("exception", {**body, "phase": self.phases.now.name.lower(), "traceback": short_traceback(error)[-900:]})
+
+    # ---- the vote
+
+    def vote(self) -> Outcome:
+        """Vote on this step's update, once; blocks until all ranks have come. Never raises, also when probes do."""
+        if self._outcome is not None:
+            return self._outcome
+        self._begin()
+        self.enter(Phase.VOTE)
+        read = self.guard.run("norm", self.observer.norm_and_digest, self._norm)
+        norm, digest = read if read is not None else (_host(self._norm), 0)
+        word = self.guard.run("control", self.desk.pending)
+        bound = self.desk.word.skip_above_norm
+        self.arrived()
+        outcome = self.core.decide(
+            norm,
+            bound=bound,
+            action=int(word.action) if word is not None else 0,
+            request_id=word.request_id if word is not None else 0,
+            digest=digest,
+        )
+        self._outcome = outcome
+        self.guard.run("vote report", self._after_vote, outcome)
+        self.leave(Phase.VOTE)
+        return outcome
+
+    def _after_vote(self, outcome: Outcome) -> None:
+        action, reason = outcome.action, ""
+        if outcome.voted and outcome.flag == NONFINITE and self.settings.gate == "halt":
+            action, reason = max(action, int(Action.CHECKPOINT_AND_HALT)), outcome.cause
+        if not outcome.voted and not self.core.voting:
+            if self.desk.has_pending():
+                self.desk.refuse(self.step, f"ranks cannot agree: {self.core.why_off}")
+        elif (taken := self.desk.agreed(action, outcome.request_id, self.step, reason)) is not None:
+            self.event("halt", {"action": taken.name.lower(), "request_id": outcome.request_id, "reason": reason})
+        if outcome.skip:
+            self.event("skip", _skip_body(outcome))
+        if outcome.flag == NONFINITE and self.settings.local_gradients == "on_anomaly":
+            self.observer.arm_local_gradients()
+        self._note_mismatch(outcome)
+
+    def _note_mismatch(self, outcome: Outcome) -> None:
+        mismatched = self.observer.replicated and (outcome.norms_differ or outcome.digests_differ)
+        if mismatched and not self._mismatched:
+            what = "gradient norms" if outcome.norms_differ else "parameters"
+            body = {"what": "replica_mismatch", "of": what, "norm_min": outcome.norm_min, "norm_max": outcome.norm_max}
+            self.event("note", body)
+        self._mismatched = mismatched
+
+    # ---- called by the optimizer's hooks
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Vote if nobody has, and take the gradients away when the update is to be skipped."""
+        outcome = self.vote()
+        self.enter(Phase.OPTIMIZER)
+        if outcome.skip:
+            # Not guarded: half a gate is worse than none, and nothing in it can fail.
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        else:
+            self.guard.run("optimizer", self.observer.before_update, optimizer)
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at what the step did to the weights."""
+        outcome = self._outcome
+        self._stepped = outcome is None or not outcome.skip
+        self.guard.run("optimizer", self.observer.after_update, optimizer, skipped=not self._stepped)
+        self.leave(Phase.OPTIMIZER)
+
+    # ---- end of step
+
+    def end_step(self, step: int | None = None) -> Verdict:
+        """Close the optimizer step: push its record and say what the loop should do now. Never raises.
+
+        Votes first when nothing has (a scaler skipped the optimizer on this rank): every step has one vote.
+        """
+        if step is not None and step != self.step:
+            self.step = self.phases.step = step
+        outcome = self.vote()
+        self.guard.run("step record", self._record, outcome)
+        verdict = self.guard.run("halt", self.desk.verdict, skipped=outcome.skip) or NOTHING
+        self._outcome, self._norm, self._stepped, self._open = None, None, False, False
+        self.observer.next_step()
+        self.step += 1
+        self.guard.run("phase", self.phases.switch, Phase.CHECKPOINT if verdict.checkpoint else Phase.IDLE)
+        self._step_started, self._arrived_seconds = time.perf_counter(), None
+        return verdict
+
+    def arrived(self) -> None:
+        """Stamp this rank's arrival at the first collective of the step (integrations that see one)."""
+        if self._arrived_seconds is None:
+            self._arrived_seconds = self._elapsed()
+
+    def _elapsed(self) -> float:
+        """Seconds of this step so far, without evaluation and checkpoints."""
+        if self._step_started is None:
+            return 0.0
+        aside = self.phases.peek(Phase.EVALUATION) + self.phases.peek(Phase.CHECKPOINT)
+        return time.perf_counter() - self._step_started - aside
+
+    def _record(self, outcome: Outcome) -> None:
+        self.observer.collect()
+        late = self.observer.landed()
+        if late is not None:
+            self._push_step(*late)
+        values = self._host_values(outcome)
+        if self.observer.must_wait:
+            self.observer.depart(self.step, values)
+            return
+        self._push_step(self.step, values, self.observer.harvest())
+
+    def _push_step(self, step: int, values: dict[str, float], harvest: Any) -> None:
+        for found in harvest.nonfinite:
+            names = list(found.names)
+            self.event("nonfinite", {"where": found.where, "names": names[:16], "count": len(names)}, step=step)
+        self._push({**harvest.values, **values}, Kind.STEP, step=step)
+
+    def _host_values(self, outcome: Outcome) -> dict[str, float]:
+        elapsed = self._elapsed()
+        phases = self.phases.take()
+        seconds = self.guard.seconds - self._self_seconds
+        self._self_seconds = self.guard.seconds
+        values = {
+            "time.step_seconds": elapsed,
+            "time.before_collective_seconds": self._arrived_seconds or 0.0,
+            "time.vote_wait_seconds": outcome.wait_seconds,
+            "sentinel.vote_seconds": outcome.wait_seconds,
+            "sentinel.agent_seconds": seconds,
+            "sentinel.agent_share": seconds / elapsed if elapsed > 0 else 0.0,
+            "sentinel.probe_errors": float(self.guard.errors),
+            "sentinel.probes_off": float(len(self.guard.off)),
+            "sentinel.names_overflow": float(self.writer.names_overflow),
+            "sentinel.core_active": float(self.core.voting),
+            "optimizer.skipped_updates": float(self.core.skipped_updates),
+            "optimizer.step_skipped": float(outcome.skip),
+            "optimizer.step_applied": float(self._stepped),
+            **{f"time.phase_seconds[{phase.name.lower()}]": spent for phase, spent in phases.items()},
+        }
+        if Phase.DATA in phases:
+            values["time.data_wait_seconds"] = phases[Phase.DATA]
+        if outcome.norm is not None:
+            values["gradient.norm_preclip"] = outcome.norm
+        if outcome.voted and self.observer.replicated:
+            values["sentinel.replica_mismatch"] = float(self._mismatched)
+        if self.observer.completion_tokens and elapsed > 0:
+            values["time.tokens_per_second"] = self.observer.completion_tokens / elapsed
+        return values
+
+    def _push(self, values: Mapping[str, float], kind: Kind, *, micro_batch: int = 0, step: int | None = None) -> None:
+        self.guard.run(
+            "ring",
+            self.writer.push,
+            values,
+            step=self.step if step is None else step,
+            kind=kind,
+            mode=self.mode,
+            micro_batch=micro_batch,
+            generation=self.observer.generation,
+        )
+
+    def _begin(self) -> None:
+        if not self._open:
+            self.begin_step(self.step)
+
+    # ---- the end
+
+    def disown(self) -> None:
+        """Become inert in a forked child: no hook, no vote, no word to the ring that belongs to the parent."""
+        self.active, self.closed = False, True
+        self.writer = NoWriter()
+        self.phases = PhaseClock(self.writer.phase)
+        self.core = Core(rank=self.core.rank, transport=None, why_off="a forked child", gate="off")
+        self.desk = HaltDesk(None, self.writer.acknowledge)
+        for action in [*reversed(self._on_close), self._optimizers.detach, self.observer.close]:
+            self.guard.run("fork", action)
+
+    def checkpoint_saved(self, path: Any) -> None:
+        """Acknowledge a checkpoint: `path` is on disk, finished on this rank."""
+        self.event("checkpoint", {"path": str(path), "step": self.step - 1}, step=self.step - 1)
+        self.guard.run("halt", self.desk.saved, str(path))
+        if self.phases.now is Phase.CHECKPOINT:
+            self.guard.run("phase", self.phases.switch, Phase.IDLE)
+
+    def checkpoint_failed(self, reason: str) -> None:
+        """Acknowledge that the checkpoint that was asked for could not be written."""
+        self.guard.run("halt", self.desk.failed, reason)
+
+    def close(self, detail: str = "finished") -> None:
+        """End on purpose: the last record out, wrapped things put back, the segment marked closed. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        late = self.guard.run("step record", self.observer.landed)
+        if late is not None:
+            self.guard.run("step record", self._push_step, *late)
+        self.guard.run("halt", self.desk.run_ended, self.step - 1)
+        for action in reversed(self._on_close):
+            self.guard.run("detach", action)
+        self.guard.run("optimizer hooks", self._optimizers.detach)
+        self.guard.run("watch", self.observer.close)
+        self.guard.run("phase", self.phases.switch, Phase.FINISHED)
+        self.guard.run("ring", self.writer.close, "halted" if self.desk.halted and detail == "finished" else detail)
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.exception(error, "loop")
+
+
+def _phase(phase: Phase | str) -> Phase:
+    return phase if isinstance(phase, Phase) else Phase[phase.upper()]
+
+
+def _host(norm: torch.Tensor | float | None) -> float | None:
+    if norm is None:
+        return None
+    try:
+        return float(norm)
+    except Exception as error:  # noqa: BLE001 - a dead device: its own error reaches the trainer at its next call
+        say(f"the gradient norm could not be read ({type(error).__name__}); this step is not judged")
+        return None
+
+
+def _skip_body(outcome: Outcome) -> dict[str, Any]:
+    first, last = outcome.first_flagged, outcome.last_flagged
+    norm = outcome.norm
+    return {
+        "reason": outcome.cause,
+        "norm": norm if norm is None or math.isfinite(norm) else str(norm),
+        "norm_min": outcome.norm_min,
+        "norm_max": outcome.norm_max,
+        "flagged_ranks": [first] if first == last else [first, last],
+        "agreed": outcome.voted,
+    }

@@ -1,0 +1,212 @@
+"""`attach()`: builds the agent of this rank, whatever is missing around it. Never raises into the trainer."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+from grpo_sentinel.agent.agent import Agent
+from grpo_sentinel.agent.core import Core
+from grpo_sentinel.agent.guard import Guard, say
+from grpo_sentinel.agent.halt import HaltDesk
+from grpo_sentinel.agent.handshake import Handshake, announce_absence, shake_hands
+from grpo_sentinel.agent.null import NullAgent
+from grpo_sentinel.agent.settings import Settings, settings_from_environment
+from grpo_sentinel.agent.writing import NoWriter, Writer
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.protocol import (
+    ControlReader,
+    Geometry,
+    RankWriter,
+    choose_root,
+    derive_parent_run_id,
+    derive_run_id,
+    new_identity,
+    run_dir,
+)
+
+_TRAINERS = {
+    "_generate_and_score_completions": "grpo_sentinel.integrations.trl:follow",
+    "training_step": "grpo_sentinel.integrations.transformers:follow",
+}
+"""Integration by a method of the trainer that it needs; the first that is there is taken."""
+
+_current: Agent | None = None
+_watched_parent = False
+_stacks: IO[str] | None = None
+
+
+def attach(
+    trainer: Any = None,
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: Any = None,
+    settings: Settings | None = None,
+    run_id: str | None = None,
+    replicated: bool | None = None,
+    **config: Any,
+) -> Agent | NullAgent:
+    """Watch a transformers or TRL trainer, or a loop of one's own; call it on every rank, at the same place.
+
+    With `trainer`, everything is fed from its hooks. With `model` and `optimizer`, the loop calls the agent's `observe_*`
+    and `end_step`. `config` is what the loop knows of itself (`vocab_size`, `group_size`, `epsilon_low`, `beta`,
+    `max_grad_norm`, ...). `replicated` says whether every rank holds the same weights (found out for DDP).
+
+    Never raises: disabled or broken gives a `NullAgent` and one line on stderr. May wait for the other ranks, at most
+    about `settings.handshake_seconds`.
+    """
+    agent = begin(settings, run_id)
+    if isinstance(agent, Agent):
+        agent.guard.run("integration", _feed, agent, trainer, model, optimizer, replicated, config)
+    return agent
+
+
+def begin(settings: Settings | None = None, run_id: str | None = None) -> Agent | NullAgent:
+    """Build the agent without anything to watch yet; never raises."""
+    try:
+        return _build(settings, run_id)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with us, training starts
+        if os.environ.get("GRPO_SENTINEL_STRICT") == "1":
+            raise
+        return _give_up(f"{error}" if isinstance(error, SentinelError) else f"{type(error).__name__}: {error}")
+
+
+def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
+    global _current
+    if _watched_parent:
+        return _give_up("this process was forked from a watched one; attach in the process that trains")
+    settings = settings or settings_from_environment(run_id=run_id)
+    if not settings.enabled:
+        return _give_up("it is disabled (GRPO_SENTINEL=0 or enabled: false); remove that to watch this run")
+    if _current is not None:
+        _current.close("replaced by a new attachment")
+    rank, world = place_in_world()
+    writer, directory = _open_ring(settings, rank, world, run_id or settings.run_id)
+    guard = Guard(strict=settings.strict)
+    handshake = _handshake(settings)
+    agent = Agent(
+        settings=settings,
+        core=Core(
+            rank=rank,
+            transport=handshake.transport,
+            why_off=handshake.reason,
+            gate=settings.gate,
+            skip_above_norm=settings.skip_above_norm,
+            vote_every=settings.vote_every,
+            on_error=lambda reason, trace: agent.event("vote_error", {"reason": reason, "traceback": trace}),
+        ),
+        desk=HaltDesk(
+            None if directory is None else ControlReader(directory),
+            lambda ack: guard.run("acknowledgement", writer.acknowledge, ack),
+            where=str(directory or ""),
+        ),
+        writer=writer,
+        guard=guard,
+    )
+    guard.on_failure(
+        lambda probe, reason, trace: agent.event("probe_error", {"probe": probe, "error": reason, "traceback": trace})
+    )
+    agent.event("core", {"voting": agent.core.voting, "over": handshake.over, "reason": handshake.reason, "world": world})
+    if not agent.core.voting:
+        say(
+            f"step vote off on every rank ({handshake.reason}): the gate is local, halting is refused; "
+            "start the job so that every rank attaches"
+        )
+    _current = agent
+    guard.run("stacks", _answer_stack_signal, directory, rank)
+    return agent
+
+
+def place_in_world() -> tuple[int, int]:
+    """Give (rank, world size) of the default process group, else of the launcher's environment, else (0, 1)."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _handshake(settings: Settings) -> Handshake:
+    _, world = place_in_world()
+    if world > 1 and not (dist.is_available() and dist.is_initialized()):
+        return Handshake(transport=None, reason="torch.distributed is not initialised; attach after init_process_group")
+    try:
+        return shake_hands(timeout_s=settings.handshake_seconds, vote_timeout_s=settings.vote_timeout_seconds)
+    except Exception as error:  # noqa: BLE001 - a broken store is the job's trouble; it will say so itself
+        return Handshake(transport=None, reason=f"the handshake failed: {type(error).__name__}: {error}"[:300])
+
+
+def _open_ring(settings: Settings, rank: int, world: int, run_id: str) -> tuple[Writer, Path | None]:
+    """Make this rank's segment; without one the core still works, so a full /dev/shm on one node halts nobody's vote."""
+    try:
+        geometry = Geometry(slots=settings.segment_slots, event_slots=settings.event_slots)
+        directory = run_dir(choose_root(), run_id or derive_run_id())
+        identity = new_identity(
+            rank, int(os.environ.get("LOCAL_RANK", "0")), world, run_id or derive_run_id(), derive_parent_run_id()
+        )
+        return RankWriter(directory, identity, geometry, settings.group), directory
+    except (SentinelError, OSError) as error:
+        say(f"rank {rank} is not recorded: {error} Gate and step vote work; training goes on")
+        return NoWriter(), None
+
+
+def _feed(
+    agent: Agent,
+    trainer: Any,
+    model: torch.nn.Module | None,
+    optimizer: Any,
+    replicated: bool | None,
+    config: dict[str, Any],
+) -> None:
+    if trainer is not None:
+        target = next((where for method, where in _TRAINERS.items() if hasattr(trainer, method)), None)
+        if target is None:
+            raise SentinelError(f"attach: {type(trainer).__name__} is no transformers or TRL trainer; pass model= and optimizer=")
+        module, _, name = target.partition(":")
+        getattr(import_module(module), name)(agent, trainer, config)
+        return
+    from grpo_sentinel.integrations.torch_loop import follow
+
+    follow(agent, model, optimizer, replicated, config)
+
+
+def _give_up(reason: str) -> NullAgent:
+    say(f"not attached, training goes on unwatched: {reason}")
+    announce_absence(reason)
+    return NullAgent(reason)
+
+
+def _answer_stack_signal(directory: Path | None, rank: int) -> None:
+    """On SIGUSR2 write every thread's stack beside the ring, unless the job uses that signal itself."""
+    global _stacks
+    if directory is None or signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
+        return
+    previous, _stacks = _stacks, open(directory / f"rank-{rank:05d}.stacks", "a", encoding="utf-8")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR2, file=_stacks, all_threads=True)
+    if previous is not None:
+        previous.close()
+
+
+def _forget_parent() -> None:
+    global _current, _watched_parent
+    if _current is not None:
+        _watched_parent = True
+        _current.disown()
+        _current = None
+
+
+def _close_at_exit() -> None:
+    """A loop that just ends has finished; one that an exception ended is left open, as a death to be looked at."""
+    if _current is not None and getattr(sys, "last_type", None) is None:
+        _current.close()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+atexit.register(_close_at_exit)

@@ -1,0 +1,79 @@
+"""Fail open: whatever the agent does inside the trainer runs through here.
+
+An exception of the agent never reaches the trainer: it is reported once, counted, and the probe it came from is
+off from then on. With `strict` it is raised instead, so that tests hear it. Also keeps the agent's own time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+Report = Callable[[str, str, str], None]  # probe, one-line reason, short traceback
+
+
+def say(text: str) -> None:
+    """Write one line for the user to stderr; never raises (stderr may be closed)."""
+    try:
+        sys.stderr.write(f"grpo-sentinel: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def short_traceback(error: BaseException, limit: int = 6) -> str:
+    """Format the last `limit` frames of an exception, at most 1500 characters, the end of it kept."""
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-limit))[-1500:]
+
+
+class Guard:
+    """Runs probes by name. `seconds` is the self time so far; a nested call counts once."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.off: dict[str, str] = {}
+        self.errors = 0
+        self.seconds = 0.0
+        self.strict = strict
+        self._report: Report | None = None
+        self._depth = 0
+
+    def on_failure(self, report: Report) -> None:
+        """Tell `report` of every probe that is switched off."""
+        self._report = report
+
+    def run(self, probe: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result | None:
+        """Call `function`; None when it raised or when its probe is off. Raises only if strict."""
+        if probe in self.off:
+            return None
+        started = time.perf_counter()
+        self._depth += 1
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the one place that keeps the agent's errors from the trainer
+            if self.strict:
+                raise
+            self._fail(probe, error)
+            return None
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self.seconds += time.perf_counter() - started
+
+    def exempt(self, seconds: float) -> None:
+        """Take waiting for other ranks out of the self time."""
+        self.seconds -= seconds
+
+    def _fail(self, probe: str, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        self.off[probe] = reason
+        self.errors += 1
+        say(f"the {probe} probe failed and is off on this rank; training goes on ({reason})")
+        if self._report is not None:
+            try:
+                self._report(probe, reason, short_traceback(error))
+            except Exception:  # noqa: BLE001 - a broken ring must not turn a lost probe into a lost run
+                self.errors += 1

@@ -1,0 +1,131 @@
+"""One request's life on this rank: seen in the control file, voted, carried out, acknowledged.
+
+    control file -> pending() -> [vote] -> agreed() -> verdict() -> saved() / failed()
+    acknowledged:                          VOTED       CHECKPOINTING  DONE / FAILED          at close: FINISHED, FAILED
+
+On a node whose own sidecar asked nothing, the agreed request of another node is acknowledged under that node's id.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from grpo_sentinel.agent.null import NOTHING, Verdict
+from grpo_sentinel.records import Ack, Action, ControlWord, HaltState
+
+_CARRIED_OUT: dict[str, int] = {}
+"""Newest request handled per control file, so that a second attachment in this process does not repeat it."""
+
+
+class Control(Protocol):
+    """Reads the sidecar's control word; cheap, never raises for a missing or torn file."""
+
+    def read(self) -> ControlWord | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    request_id: int
+    action: Action
+    step: int
+    reason: str
+
+
+class HaltDesk:
+    """Keeps the newest control word and the request being carried out."""
+
+    def __init__(self, control: Control | None, acknowledge: Callable[[Ack], None], *, where: str = "") -> None:
+        self.word = ControlWord(request_id=0)
+        self.halted = False
+        self._control = control
+        self._acknowledge = acknowledge
+        self._where = where
+        self._current: _Request | None = None
+        self._refused = 0
+
+    @property
+    def acting(self) -> bool:
+        """Tell whether an agreed request waits for its checkpoint or its halt."""
+        return self._current is not None
+
+    def pending(self) -> ControlWord | None:
+        """Read the control file; the request to put to the vote, None when there is none or it was handled."""
+        word = self._control.read() if self._control is not None else None
+        if word is not None:
+            self.word = word
+        return self.word if self._pending_id() else None
+
+    def has_pending(self) -> bool:
+        """Tell whether this node's sidecar asks for something not yet handled, as of the last reading."""
+        return self._pending_id() != 0
+
+    def refuse(self, step: int, why: str) -> None:
+        """Say once per request that it cannot be agreed."""
+        if self.word.request_id > self._refused:
+            self._refused = self.word.request_id
+            self._say(self.word.request_id, HaltState.REFUSED, step, why)
+
+    def agreed(self, action: int, request_id: int, step: int, reason: str = "") -> Action | None:
+        """Take what the vote decided; None when it asked nothing. All ranks come here at the same step."""
+        if action < Action.CHECKPOINT:
+            return None
+        mine = self._pending_id()
+        if mine:
+            reason = reason or self.word.reason
+            _CARRIED_OUT[self._where] = mine
+        strongest = max(Action(action), self._current.action) if self._current is not None else Action(action)
+        request = self._current = _Request(request_id=mine or request_id, action=strongest, step=step, reason=reason)
+        self._say(request.request_id, HaltState.VOTED, step, request.reason)
+        return request.action
+
+    def _pending_id(self) -> int:
+        """Give the id of this node's own unhandled request, 0 when there is none."""
+        handled = _CARRIED_OUT.get(self._where, 0)
+        return self.word.request_id if self.word.action >= Action.CHECKPOINT and self.word.request_id > handled else 0
+
+    def verdict(self, *, skipped: bool) -> Verdict:
+        """Turn the request being carried out into what the loop should do now."""
+        request = self._current
+        if request is None:
+            return Verdict(skipped=True) if skipped else NOTHING
+        halt = request.action in (Action.CHECKPOINT_AND_HALT, Action.HALT_NOW)
+        checkpoint = request.action in (Action.CHECKPOINT, Action.CHECKPOINT_AND_HALT)
+        self.halted = self.halted or halt
+        if checkpoint:
+            self._say(request.request_id, HaltState.CHECKPOINTING, request.step)
+        else:
+            self._finish(HaltState.DONE, "")
+        return Verdict(
+            halt=halt,
+            checkpoint=checkpoint,
+            skipped=skipped,
+            request_id=request.request_id,
+            reason=request.reason,
+        )
+
+    def saved(self, path: str) -> None:
+        """Acknowledge the checkpoint that the request asked for; without one under way nothing happens."""
+        self._finish(HaltState.DONE, path)
+
+    def failed(self, why: str) -> None:
+        """Acknowledge that the request could not be carried out."""
+        self._finish(HaltState.FAILED, why)
+
+    def run_ended(self, step: int) -> None:
+        """Settle what is still open when training ends."""
+        if self._current is not None:
+            self.failed("training ended without saving the checkpoint that was asked for")
+        elif self.pending() is not None and self.word.request_id > self._refused:
+            self._say(self.word.request_id, HaltState.FINISHED, step, "the run ended first")
+
+    def _finish(self, state: HaltState, detail: str) -> None:
+        request, self._current = self._current, None
+        if request is not None:
+            self._say(request.request_id, state, request.step, detail)
+
+    def _say(self, request_id: int, state: HaltState, step: int, detail: str = "") -> None:
+        ack = Ack(request_id=request_id, state=state, step=step, wall_ns=time.time_ns(), detail=detail)
+        self._acknowledge(ack)

@@ -1,0 +1,243 @@
+"""Between the agent and the probes: hands tensors over under the probes' own names and gathers what comes back.
+
+One `Readback` per kind of record. On the CPU a step's record is complete at its end; on a device it is harvested one
+step later, so that nothing waits for the copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from grpo_sentinel.agent.guard import Guard
+from grpo_sentinel.agent.probes import data as data_probe
+from grpo_sentinel.agent.probes import gradient as gradient_probe
+from grpo_sentinel.agent.probes import policy as policy_probe
+from grpo_sentinel.agent.probes import reward as reward_probe
+from grpo_sentinel.agent.probes.local_watch import LocalWatch
+from grpo_sentinel.agent.probes.memory import MemoryProbe
+from grpo_sentinel.agent.probes.optimizer import OptimizerProbe
+from grpo_sentinel.agent.probes.pack import Harvest, Pack
+from grpo_sentinel.agent.readback import Readback
+from grpo_sentinel.agent.settings import Settings
+
+_DATA_NAMES = {
+    "prompt_ids": "prompt_ids_BP",
+    "prompt_mask": "prompt_mask_BP",
+    "completion_ids": "completion_ids_BC",
+    "completion_mask": "completion_mask_BC",
+    "input_ids": "input_ids_BT",
+    "attention_mask": "attention_mask_BT",
+    "advantages": "advantages_B",
+}
+_DATA_CONTEXT = ("vocab_size", "pad_id", "eos_id", "unk_id", "max_prompt_length", "max_completion_length", "group_size")
+_POLICY_CONTEXT = ("epsilon_low", "epsilon_high", "beta", "vocab_size", "group_size", "scale_rewards")
+
+
+class Observer:
+    """Keeps what is watched, calls the probes, holds their packs until the record goes out."""
+
+    def __init__(self, settings: Settings, guard: Guard) -> None:
+        self.generation = 0
+        self.micro_batch = 0
+        self.replicated = False
+        self.completion_tokens = 0.0
+        self.optimizer_details: dict[str, Any] = {}
+        self.reward_calls = reward_probe.CallMeter()
+        self._settings = settings
+        self._guard = guard
+        self._context: dict[str, Any] = {}
+        self._parameters: list[tuple[str, torch.nn.Parameter]] = []
+        self._device: torch.device | None = None
+        self._step = Readback()
+        self._flight: tuple[int, dict[str, float], Readback] | None = None
+        self._data_packs: list[Pack] = []
+        self._gradient: gradient_probe.GradientPack | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizer_probe: OptimizerProbe | None = None
+        self._memory = MemoryProbe()
+        self._reward_history = reward_probe.History()
+        self._local = LocalWatch()
+        self._local_steps_left = 0
+
+    @property
+    def must_wait(self) -> bool:
+        """Tell whether a harvest now would wait for a device."""
+        return self._device is not None and self._device.type != "cpu"
+
+    def configure(self, context: Mapping[str, Any]) -> None:
+        """Take the trainer's configuration; probes get the part they know."""
+        self._context.update(context)
+
+    def watch(
+        self,
+        model: torch.nn.Module | None,
+        optimizer: Any,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+        replicated: bool | None,
+    ) -> None:
+        """Take the parameters to look at, by name; `replicated`: every rank holds the same ones."""
+        if named_parameters is None and model is not None:
+            named_parameters = model.named_parameters()
+        if named_parameters is not None:
+            self._parameters = [(name.removeprefix("module."), parameter) for name, parameter in named_parameters]
+            self._device = next((parameter.device for _, parameter in self._parameters), None)
+        self.replicated = _is_replicated(model) if replicated is None else replicated
+        self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
+
+    # ---- layers
+
+    def data(self, batch: Mapping[str, Any]) -> dict[str, float]:
+        """Read one micro-batch; the values are of all micro-batches of the step so far. Synchronises once."""
+        self.micro_batch = len(self._data_packs)
+        if self._local.armed:
+            self._local.micro_batch()
+        known = {_DATA_NAMES[name]: value for name, value in batch.items() if name in _DATA_NAMES}
+        others = {
+            name: value for name, value in batch.items() if name not in _DATA_NAMES and isinstance(value, torch.Tensor)
+        }
+        self._data_packs.append(
+            data_probe.observe(**known, others=others, model_device=self._device, **self._known(_DATA_CONTEXT))
+        )
+        readback = Readback()
+        for pack in self._data_packs:
+            readback.add(pack)
+        values = readback.harvest().values
+        self.completion_tokens = values.get("data.completion_tokens", 0.0)
+        return values
+
+    def groups(self, prompts: Sequence[object], completions: Sequence[object]) -> dict[str, float]:
+        """Judge the groups of a generation batch on the host."""
+        size = self._context.get("group_size")
+        return data_probe.observe_groups(prompts, completions, group_size=size) if size else {}
+
+    def rewards(self, rewards: Any, details: dict[str, Any]) -> dict[str, float]:
+        """Read one generation batch's raw rewards. Synchronises once."""
+        names, extra = details.pop("func_names", None), details.pop("extra", {})
+        if isinstance(rewards, Mapping):
+            names, rewards = list(rewards), _columns(list(rewards.values()))
+        scores = torch.as_tensor(rewards)
+        scores = scores.unsqueeze(1) if scores.dim() == 1 else scores
+        names = names or [f"reward{index}" for index in range(scores.shape[1])]
+        details.setdefault("group_size", self._context.get("group_size"))
+        readback = Readback()
+        readback.add(reward_probe.observe(scores, names, history=self._reward_history, **details))
+        return {**readback.harvest().values, **self.reward_calls.harvest(), **extra}
+
+    def policy(self, tensors: Mapping[str, Any]) -> None:
+        """Read one micro-batch's log-probs and loss; harvested with the step."""
+        self._step.add(policy_probe.observe(**{**self._known(_POLICY_CONTEXT), **tensors}))
+
+    def gradients(self, clip_limit: float | None) -> None:
+        """Read every gradient as it is now; harvested with the step."""
+        limit = self._context.get("max_grad_norm") if clip_limit is None else clip_limit
+        self._gradient = gradient_probe.observe(self._parameters, clip_limit=limit)
+        self._step.add(self._gradient)
+
+    def norm_and_digest(self, norm: torch.Tensor | float | None) -> tuple[float | None, int]:
+        """Read the norm to judge, and the digest of the parameters when replicas can be compared: one copy."""
+        if norm is None:
+            norm = self._gradient.norm if self._gradient is not None else own_norm(self._parameters)
+        digest = self._guard.run("digest", self._digest)
+        if digest is None:
+            return (None if norm is None else float(norm)), 0
+        if not isinstance(norm, torch.Tensor):
+            return norm, int(digest.item()) + 1
+        both = torch.stack([norm.detach().reshape(()).to(digest.device, torch.float64), digest.reshape(()).double()])
+        value, bits = both.tolist()
+        return value, int(bits) + 1
+
+    def _digest(self) -> torch.Tensor | None:
+        if not self.replicated or self._optimizer is None or self._optimizer_probe is None:
+            return None
+        return self._optimizer_probe.digest(self._optimizer)
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember what the optimizer is about to change."""
+        self._optimizer = optimizer
+        if self._optimizer_probe is None:
+            self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
+        self._optimizer_probe.before_step(optimizer)
+
+    def after_update(self, optimizer: torch.optim.Optimizer, *, skipped: bool) -> None:
+        """See what it did."""
+        if self._optimizer_probe is None:
+            self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
+        pack = self._optimizer_probe.after_step(
+            optimizer, named_parameters=self._parameters or None, skipped=skipped, **self.optimizer_details
+        )
+        self._step.add(pack)
+
+    def arm_local_gradients(self) -> None:
+        """Watch this rank's own gradients from the next backward on."""
+        self._local_steps_left = self._settings.local_gradient_steps
+        if not self._local.armed and self._parameters:
+            self._guard.run("local gradients", self._local.arm, self._parameters)
+            self._local_steps_left += 1  # the present step is over
+
+    # ---- the record of a step
+
+    def collect(self) -> None:
+        """Add what is read once per step."""
+        if self._local.armed:
+            self._step.add(self._guard.run("local gradients", self._local.pack))
+            self._local_steps_left -= 1
+            if self._local_steps_left <= 0 and self._settings.local_gradients != "always":
+                self._guard.run("local gradients", self._local.disarm)
+        self._step.add(self._guard.run("memory", self._memory.observe))
+
+    def harvest(self) -> Harvest:
+        """Wait for this step's packs."""
+        return self._step.harvest()
+
+    def depart(self, step: int, values: dict[str, float]) -> None:
+        """Start this step's copy and keep it in flight."""
+        self._step.start()
+        self._flight = (step, values, self._step)
+        self._step = Readback()
+
+    def landed(self) -> tuple[int, dict[str, float], Harvest] | None:
+        """Give the step in flight, complete; None when there is none."""
+        flight, self._flight = self._flight, None
+        return None if flight is None else (flight[0], flight[1], flight[2].harvest())
+
+    def next_step(self) -> None:
+        """Forget the step."""
+        self.micro_batch = 0
+        self._data_packs = []
+        self._gradient = None
+
+    def close(self) -> None:
+        """Take hooks off and let go of the model."""
+        self._local.disarm()
+        self._parameters, self._optimizer, self._optimizer_probe, self._gradient = [], None, None, None
+
+    def _known(self, names: Sequence[str]) -> dict[str, Any]:
+        return {name: self._context[name] for name in names if self._context.get(name) is not None}
+
+
+def own_norm(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.Tensor | None:
+    """Compute the L2 norm of the gradients that this rank holds; None without any. Never synchronises."""
+    gradients = [p.grad.detach() for _, p in named_parameters if p.grad is not None and not p.grad.is_sparse]
+    local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+    if not local:
+        return None
+    norms = torch._foreach_norm(local, 2, dtype=torch.float32)
+    return torch.linalg.vector_norm(torch.stack([norm.double().to(norms[0].device) for norm in norms]))
+
+
+def _is_replicated(model: torch.nn.Module | None) -> bool:
+    return isinstance(model, torch.nn.parallel.DistributedDataParallel)
+
+
+def _columns(functions: Sequence[Any]) -> torch.Tensor:
+    columns = [
+        scores.detach().double().reshape(-1)
+        if isinstance(scores, torch.Tensor)
+        else torch.tensor([math.nan if score is None else float(score) for score in scores], dtype=torch.float64)
+        for scores in functions
+    ]
+    return torch.stack([column.cpu() for column in columns], dim=1)

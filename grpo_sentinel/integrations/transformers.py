@@ -1,0 +1,266 @@
+"""transformers' Trainer: phases, data, loss, gradients, vote, gate and halt from its callbacks and a few wrapped methods.
+
+    order of one step:  on_step_begin, (training_step: compute_loss, backward) x micro-batches, clip_grad_norm_,
+                        on_pre_optimizer_step (vote), optimizer.step (gate), on_step_end (verdict), save
+
+`attach(trainer)` wraps; `SentinelCallback` alone, in `callbacks=[...]`, wraps nothing and sees the gradients only after
+clipping.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from grpo_sentinel.agent.agent import Agent
+from grpo_sentinel.agent.entry import begin
+from grpo_sentinel.agent.null import NullAgent, Verdict
+from grpo_sentinel.integrations.patches import Patches
+from grpo_sentinel.integrations.versions import versions
+from grpo_sentinel.records import Mode, Phase
+
+Method = Callable[..., Any]
+
+
+class SentinelCallback(TrainerCallback):  # type: ignore[misc]
+    """Votes, gates, records and halts from the Trainer's own events; all ranks need it.
+
+    `SentinelCallback()` attaches by itself when training begins.
+    """
+
+    def __init__(self, agent: Agent | None = None) -> None:
+        self.agent: Agent | NullAgent | None = agent
+        self._alone = agent is None
+        self._verdict = Verdict()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kw: Any) -> None:
+        """Take model and optimizer as they are after preparation (FSDP replaces the parameters)."""
+        if self._alone:
+            self.agent = begin()
+        if not isinstance(self.agent, Agent):
+            return
+        self.agent.watch(model=model, optimizer=optimizer, replicated=_replicated(args))
+        if self._alone:
+            self.agent.configure(**configuration(args, model))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Name the step."""
+        if isinstance(self.agent, Agent):
+            self.agent.leave(Phase.DATA)
+            self.agent.begin_step(state.global_step + 1)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Vote here: every rank comes here once per step, also when a scaler then skips the optimizer."""
+        agent = self.agent
+        if isinstance(agent, Agent):
+            agent.leave(Phase.BACKWARD)
+            if self._alone:
+                agent.look_at_gradients()
+            agent.vote()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> Any:
+        """Close the step and set the Trainer's flags, on all ranks at the same step."""
+        if not isinstance(self.agent, Agent):
+            return control
+        self._verdict = self.agent.end_step(state.global_step)
+        if self._verdict.checkpoint:
+            control.should_save = True
+        if self._verdict.halt:
+            control.should_training_stop = True
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Acknowledge the checkpoint that this rank has just finished writing."""
+        if isinstance(self.agent, Agent):
+            self.agent.checkpoint_saved(os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}")))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Close the segment: finished, or halted."""
+        if isinstance(self.agent, Agent):
+            self.agent.close()
+
+
+class TrainerFeed:
+    """Wraps what the callbacks of a Trainer do not show. TRL's feed builds on it."""
+
+    def __init__(self, agent: Agent, trainer: Any) -> None:
+        self.agent = agent
+        self.trainer = trainer
+        self.patches = Patches()
+
+    def install(self, config: dict[str, Any]) -> None:
+        """Wrap the instance, add the callback, send the configuration; undone when the agent closes."""
+        callback = SentinelCallback(self.agent)
+        self.trainer.add_callback(callback)
+        self.agent.on_close(lambda: self.trainer.remove_callback(callback))
+        self.agent.on_close(self.patches.undo)
+        self.patches.wrap(self.trainer, "training_step", self._training_step)
+        self.patches.wrap(self.trainer, "compute_loss", self._compute_loss)
+        self.patches.wrap(self.trainer, "get_batch_samples", self._in_phase(Phase.DATA))
+        self.patches.wrap(self.trainer, "_save_checkpoint", self._save)
+        self.patches.wrap(self.trainer, "evaluate", self._evaluate)
+        self.patches.wrap(self.trainer.accelerator, "clip_grad_norm_", self._clip)
+        self.patches.wrap(self.trainer.accelerator, "backward", self._in_phase(Phase.BACKWARD, arrives=True))
+        self.agent.observe_optimizer(scaler=getattr(self.trainer.accelerator, "scaler", None))
+        self.agent.configure(**{**self.configuration(), **config})
+
+    def configuration(self) -> dict[str, Any]:
+        """Read what is known before the first step."""
+        return configuration(self.trainer.args, self.trainer.model)
+
+    def before_forward(self, inputs: Any) -> None:
+        """Look at a micro-batch before its forward."""
+        if isinstance(inputs, dict):
+            tensors = {name: inputs[name] for name in ("input_ids", "attention_mask", "labels") if name in inputs}
+            self.agent.observe_data(tensors)
+
+    def after_loss(self, inputs: Any, loss: Any) -> None:
+        """Look at a micro-batch's loss."""
+        if isinstance(loss, torch.Tensor):
+            self.agent.observe_policy(loss=loss.detach(), loss_scale=self.accumulation())
+
+    def accumulation(self) -> float:
+        """Micro-batches of the present step, by which the loss was divided."""
+        steps = getattr(self.trainer, "current_gradient_accumulation_steps", None)
+        return float(steps or self.trainer.args.gradient_accumulation_steps)
+
+    def training(self) -> bool:
+        """Tell training from evaluation."""
+        return bool(torch.is_grad_enabled() and self.trainer.model.training)
+
+    # ---- wrappers: the trainer's own call is never inside a try of ours, except to see it fail
+
+    def _training_step(self, method: Method) -> Method:
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except BaseException as error:
+                self.agent.exception(error, "training_step")
+                raise
+
+        return training_step
+
+    def _compute_loss(self, method: Method) -> Method:
+        def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.training():
+                return method(model, inputs, *args, **kwargs)
+            self.agent.guard.run("data", self.before_forward, inputs)
+            self.agent.enter(Phase.FORWARD)
+            loss = method(model, inputs, *args, **kwargs)
+            self.agent.leave(Phase.FORWARD)
+            self.agent.guard.run("policy", self.after_loss, inputs, loss[0] if isinstance(loss, tuple) else loss)
+            return loss
+
+        return compute_loss
+
+    def _clip(self, method: Method) -> Method:
+        def clip_grad_norm_(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+            self.agent.look_at_gradients(clip_limit=float(max_norm))
+            norm = method(parameters, max_norm, *args, **kwargs)
+            self.agent.take_norm(norm)
+            return norm
+
+        return clip_grad_norm_
+
+    def _save(self, method: Method) -> Method:
+        def _save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            self.agent.enter(Phase.CHECKPOINT)
+            try:
+                return method(*args, **kwargs)
+            except BaseException as error:
+                self.agent.exception(error, "save_checkpoint")
+                self.agent.checkpoint_failed(f"{type(error).__name__}: {error}"[:300])
+                raise
+            finally:
+                self.agent.leave(Phase.CHECKPOINT)
+
+        return _save_checkpoint
+
+    def _evaluate(self, method: Method) -> Method:
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            with self.agent.phase(Phase.EVALUATION):
+                return method(*args, **kwargs)
+
+        return evaluate
+
+    def _in_phase(self, phase: Phase, *, arrives: bool = False) -> Callable[[Method], Method]:
+        def wrapper(method: Method) -> Method:
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                if self.agent.mode is not Mode.TRAIN:
+                    return method(*args, **kwargs)
+                if arrives:
+                    self.agent.arrived()
+                self.agent.enter(phase)
+                result = method(*args, **kwargs)
+                self.agent.leave(phase)
+                return result
+
+            return timed
+
+        return wrapper
+
+
+def follow(agent: Agent, trainer: Any, config: dict[str, Any]) -> None:
+    """Watch a transformers Trainer that is about to train."""
+    TrainerFeed(agent, trainer).install(config)
+
+
+def configuration(args: Any, model: Any) -> dict[str, Any]:
+    """Describe a Trainer's arguments and model for rules and probes."""
+    names = (
+        "learning_rate",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "max_grad_norm",
+        "max_steps",
+        "warmup_steps",
+        "warmup_ratio",
+        "gradient_accumulation_steps",
+        "per_device_train_batch_size",
+        "output_dir",
+        "save_steps",
+        "save_total_limit",
+        "logging_steps",
+        "bf16",
+        "fp16",
+        "seed",
+    )
+    found = {name: getattr(args, name) for name in names if isinstance(getattr(args, name, None), (int, float, str, bool))}
+    found["output_dir"] = os.path.abspath(args.output_dir)
+    found["save_strategy"] = str(getattr(args.save_strategy, "value", args.save_strategy))
+    found["lr_scheduler_type"] = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    found["trainer"] = "transformers"
+    found["world_size"] = int(args.world_size)
+    found["versions"] = versions("transformers", "accelerate", "trl", "peft", "deepspeed")
+    if model is not None:
+        found.update(_model_facts(model))
+    return found
+
+
+def _model_facts(model: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {"peft": hasattr(model, "peft_config")}
+    parameter = next(iter(model.parameters()), None)
+    if parameter is not None:
+        facts["dtype"] = str(parameter.dtype).removeprefix("torch.")
+    config = getattr(model, "config", None)
+    if config is not None:
+        facts["model_type"] = str(getattr(config, "model_type", ""))
+        facts["moe"] = bool(getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0))
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    weight = getattr(embedding, "weight", None)
+    rows = getattr(embedding, "num_embeddings", None) or (int(weight.shape[0]) if weight is not None else None)
+    rows = rows or getattr(config, "vocab_size", None)
+    if rows:
+        facts["vocab_size"] = int(rows)
+    return facts
+
+
+def _replicated(args: Any) -> bool:
+    """Tell whether every rank holds the same whole model: plain data parallelism, no sharding."""
+    mode = str(getattr(getattr(args, "distributed_state", None), "distributed_type", ""))
+    return int(args.world_size) > 1 and mode.rpartition(".")[2] in ("MULTI_GPU", "MULTI_CPU", "MULTI_NPU", "MULTI_XPU")

@@ -1,0 +1,270 @@
+"""TRL's GRPOTrainer (0.19 to current) and its relatives: all five layers, per rank and raw.
+
+    _generate_and_score_completions   generate; inside: log-probs without grad, rewards
+    _calculate_rewards                raw scores of all ranks before any nan-mean; this rank's rows are cut out
+    compute_loss                      the micro-batch really trained on, before its forward; its local loss after
+    _get_per_token_logps[_and_entropies]   with grad enabled: the training forward's log-probs
+
+Every method is wrapped on the instance and put back when the agent closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from grpo_sentinel.agent.agent import Agent
+from grpo_sentinel.agent.probes.model_state import observe_model
+from grpo_sentinel.integrations.transformers import Method, TrainerFeed
+from grpo_sentinel.records import Mode, Phase
+
+_INPUTS = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "advantages",
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+    "tool_mask",
+)
+_LOGPS = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
+
+
+class GrpoFeed(TrainerFeed):
+    """Feeds an agent from one GRPOTrainer instance."""
+
+    def __init__(self, agent: Agent, trainer: Any) -> None:
+        super().__init__(agent, trainer)
+        self._logps: torch.Tensor | None = None
+        self._entropies: torch.Tensor | None = None
+        self._generated_at = 0
+
+    def install(self, config: dict[str, Any]) -> None:
+        """Wrap the GRPO methods, then what every Trainer has."""
+        wrap = self.patches.wrap
+        wrap(self.trainer, "_generate_and_score_completions", self._generate)
+        if not wrap(self.trainer, "_calculate_rewards", self._calculate_rewards):
+            self.agent.event("note", {"text": "this TRL has no _calculate_rewards: the reward layer is not watched"})
+        if not any([wrap(self.trainer, name, self._log_probs) for name in _LOGPS]):
+            self.agent.event("note", {"text": "this TRL has no log-prob method: the policy layer sees only the loss"})
+        self._time_reward_functions()
+        super().install(config)
+
+    def configuration(self) -> dict[str, Any]:
+        """Add the algorithm to the Trainer's configuration."""
+        return {**super().configuration(), **grpo_configuration(self.trainer)}
+
+    # ---- generation and rewards
+
+    def _generate(self, method: Method) -> Method:
+        def _generate_and_score_completions(*args: Any, **kwargs: Any) -> Any:
+            train = self.agent.mode is Mode.TRAIN
+            self.agent.observer.generation += train
+            self._generated_at = self.agent.step if train else self._generated_at
+            self.agent.enter(Phase.GENERATE)
+            output = method(*args, **kwargs)
+            self.agent.leave(Phase.GENERATE)
+            return output
+
+        return _generate_and_score_completions
+
+    def _calculate_rewards(self, method: Method) -> Method:
+        def _calculate_rewards(inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Any:
+            self.agent.enter(Phase.REWARD)
+            rewards = method(inputs, prompts, completions, *args, **kwargs)
+            self.agent.leave(Phase.REWARD)
+            self.agent.guard.run("reward", self._look_at_rewards, rewards, prompts, completions, args)
+            return rewards
+
+        return _calculate_rewards
+
+    def _look_at_rewards(self, rewards: torch.Tensor, prompts: Sequence[Any], completions: Sequence[Any], rest: Any) -> None:
+        trainer, agent = self.trainer, self.agent
+        rows = len(prompts)
+        start = trainer.accelerator.process_index * rows if rewards.shape[0] != rows else 0
+        evaluating = agent.mode is Mode.EVALUATION
+        size = int(getattr(trainer, "num_generations_eval", 0) or 0) if evaluating else int(trainer.num_generations)
+        size = size or int(trainer.num_generations)
+        whole = start % size == 0 and rows % size == 0  # else groups span ranks: look at this rank's scores only
+        lengths = [len(ids) for ids in rest[0]] if rest and len(rest[0]) == rows else None
+        agent.observe_rewards(
+            rewards.detach()[start : start + rows],
+            func_names=self._reward_names(rewards.shape[1]),
+            weights=getattr(trainer, "reward_weights", None),
+            completion_lengths_B=lengths,
+            group_size=size if whole else None,
+            extra=self._host_facts(prompts, completions, whole),
+        )
+
+    def _host_facts(self, prompts: Sequence[Any], completions: Sequence[Any], whole: bool) -> dict[str, float]:
+        facts: dict[str, float] = {}
+        if whole:
+            facts.update(self.agent.guard.run("groups", self.agent.observer.groups, prompts, completions) or {})
+        for name, function in zip(self._reward_names(None), self.trainer.reward_funcs, strict=False):
+            if isinstance(function, torch.nn.Module):
+                facts.update(self.agent.guard.run("reward model", observe_model, name, function) or {})
+        return facts
+
+    def _reward_names(self, count: int | None) -> list[str]:
+        names = getattr(self.trainer, "reward_func_names", None)
+        if names is None:
+            names = [_name_of(function) for function in self.trainer.reward_funcs]
+        names = [str(name) for name in names]
+        return names if count is None or len(names) == count else [f"reward{index}" for index in range(count)]
+
+    def _time_reward_functions(self) -> None:
+        functions: list[Any] = []
+        for name, function in zip(self._reward_names(None), self.trainer.reward_funcs, strict=False):
+            if isinstance(function, torch.nn.Module):
+                self.patches.wrap(function, "forward", self._measured(name))
+                functions.append(function)
+            elif asyncio.iscoroutinefunction(function) or asyncio.iscoroutinefunction(type(function).__call__):
+                functions.append(function)  # runs on another thread's loop, several at once: no call of its own to time
+            else:
+                functions.append(self._measured(name)(function))
+        self.patches.set(self.trainer, "reward_funcs", functions)
+
+    def _measured(self, name: str) -> Callable[[Method], Method]:
+        guard, calls = self.agent.guard, self.agent.observer.reward_calls
+
+        def wrapper(method: Method) -> Method:
+            @functools.wraps(method)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                meter = guard.run("reward calls", _entered, calls, name)
+                try:
+                    result = method(*args, **kwargs)
+                except BaseException as error:
+                    if meter is not None:
+                        guard.run("reward calls", meter.__exit__, type(error), error, error.__traceback__)
+                    self.agent.exception(error, f"reward function {name}")
+                    raise
+                if meter is not None:
+                    guard.run("reward calls", meter.__exit__, None, None, None)
+                return result
+
+            return call
+
+        return wrapper
+
+    # ---- the training forward
+
+    def _log_probs(self, method: Method) -> Method:
+        def log_probs(*args: Any, **kwargs: Any) -> Any:
+            if not self.training():
+                self.agent.enter(Phase.LOGPROBS)
+                result = method(*args, **kwargs)
+                self.agent.leave(Phase.LOGPROBS)
+                return result
+            self.agent.arrived()
+            result = method(*args, **kwargs)
+            parts = result if isinstance(result, tuple) else (result,)
+            self._logps = parts[0].detach() if isinstance(parts[0], torch.Tensor) else None
+            entropies = parts[1] if len(parts) > 1 else None
+            self._entropies = entropies.detach() if isinstance(entropies, torch.Tensor) else None
+            return result
+
+        return log_probs
+
+    def before_forward(self, inputs: Any) -> None:
+        """Look at the micro-batch as the loss will see it."""
+        self._logps = self._entropies = None
+        self.agent.observe_data({name: inputs[name] for name in _INPUTS if inputs.get(name) is not None})
+
+    def after_loss(self, inputs: Any, loss: Any) -> None:
+        """Look at log-probs, advantages and loss of the micro-batch; then let go of them."""
+        logps, entropies, self._logps, self._entropies = self._logps, self._entropies, None, None
+        mask = inputs.get("completion_mask")
+        if mask is not None and inputs.get("tool_mask") is not None:
+            mask = mask * inputs["tool_mask"]
+        old = inputs.get("old_per_token_logps")
+        self.agent.observe_policy(
+            logp_BT=logps,
+            mask_BT=mask,
+            advantages=inputs.get("advantages"),
+            old_logp_BT=old,
+            ref_logp_BT=inputs.get("ref_per_token_logps"),
+            sampling_logp_BT=inputs.get("sampling_per_token_logps"),
+            entropy_BT=entropies,
+            completion_ids_BT=inputs.get("completion_ids"),
+            loss=loss.detach(),
+            loss_scale=self.accumulation(),
+            on_policy=old is None or self._generated_at == self.agent.step,
+        )
+
+
+def follow(agent: Agent, trainer: Any, config: dict[str, Any]) -> None:
+    """Watch a GRPOTrainer that is about to train."""
+    GrpoFeed(agent, trainer).install(config)
+
+
+def grpo_configuration(trainer: Any) -> dict[str, Any]:
+    """Describe the algorithm: loss, clipping, KL weight, groups, limits, token ids."""
+    args = trainer.args
+    found: dict[str, Any] = {"trainer": "trl", "algorithm": _algorithm(args)}
+    for name in (
+        "loss_type",
+        "beta",
+        "epsilon",
+        "epsilon_high",
+        "delta",
+        "num_generations",
+        "num_iterations",
+        "steps_per_generation",
+        "max_prompt_length",
+        "max_completion_length",
+        "temperature",
+        "importance_sampling_level",
+        "use_vllm",
+        "mask_truncated_completions",
+        "sync_ref_model",
+        "top_entropy_quantile",
+        "multi_objective_aggregation",
+    ):
+        value = getattr(args, name, None)
+        if isinstance(value, (int, float, str, bool)):
+            found[name] = value
+    scale = getattr(args, "scale_rewards", None)
+    found["scale_rewards"] = {True: "group", False: "none"}.get(scale, str(scale)) if isinstance(scale, bool) else str(scale)
+    found["epsilon_low"] = getattr(trainer, "epsilon_low", getattr(args, "epsilon", 0.2))
+    found["epsilon_high"] = getattr(trainer, "epsilon_high", None) or getattr(args, "epsilon_high", None) or found["epsilon_low"]
+    found["group_size"] = int(getattr(trainer, "num_generations", 0)) or None
+    found["reward_functions"] = [str(name) for name in getattr(trainer, "reward_func_names", [])]
+    found.update(_token_ids(trainer))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _algorithm(args: Any) -> str:
+    """Name the algorithm by what makes it differ: the loss, and sequence-level ratios (GSPO)."""
+    if getattr(args, "importance_sampling_level", "token") == "sequence":
+        return "gspo"
+    return str(getattr(args, "loss_type", "grpo"))
+
+
+def _token_ids(trainer: Any) -> dict[str, Any]:
+    processor = getattr(trainer, "processing_class", None)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    ids = {
+        "pad_id": getattr(trainer, "pad_token_id", None) or getattr(tokenizer, "pad_token_id", None),
+        "eos_id": getattr(trainer, "eos_token_id", None) or getattr(tokenizer, "eos_token_id", None),
+        "unk_id": getattr(tokenizer, "unk_token_id", None),
+    }
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+def _entered(calls: Any, name: str) -> Any:
+    manager = calls.measure(name)
+    manager.__enter__()
+    return manager
+
+
+def _name_of(function: Any) -> str:
+    config = getattr(function, "config", None)
+    if config is not None:
+        return str(getattr(config, "_name_or_path", "reward_model")).rpartition("/")[2]
+    return str(getattr(function, "__name__", type(function).__name__))
