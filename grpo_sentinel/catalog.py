@@ -258,7 +258,11 @@ device.gpu_lost | flag | gauge | own | the GPU has fallen off the bus
 device.gpu_count | count | gauge | own | GPUs that NVML shows
 device.gpu_mig_enabled | flag | gauge | own | MIG mode is on
 device.xid_errors | count | counter | own | critical Xid events seen since the daemon started
+device.xid_events[xid] | count | counter | own | critical Xid events of one number seen since the daemon started
 device.xid_last | | gauge | own | number of the newest Xid event
+device.nvml_read_seconds | seconds | gauge | own | time that one reading of all GPUs took
+device.memory_limit_bytes | bytes | gauge | own | memory that may be used: the limit of the cgroup where there is one, else host memory
+device.memory_used_ratio | ratio | gauge | own | used share of that: the figure that says how near an out-of-memory kill is
 device.host_memory_used_ratio | ratio | gauge | own | used share of host memory
 device.host_memory_total_bytes | bytes | gauge | own | host memory
 device.host_memory_available_bytes | bytes | gauge | own | available host memory
@@ -270,6 +274,8 @@ device.cgroup_oom_kills | count | counter | own | out-of-memory kills inside the
 device.shm_used_ratio | ratio | gauge | own | used share of the shared-memory file system
 device.disk_free_bytes | bytes | gauge | own | free space where checkpoints or history are written
 device.disk_used_ratio | ratio | gauge | own | used share of that file system
+device.rank_rss_bytes[rank] | bytes | gauge | own | resident memory of a rank's process, seen from outside: also while the rank hangs
+device.rank_cpu_ratio[rank] | ratio | gauge | own | processor time of a rank's process over wall time, 1 = one core
 device.rank_processes_dead | count | gauge | own | ranks of this node that died without closing
 """)
 
