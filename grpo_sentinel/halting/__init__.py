@@ -1,0 +1,8 @@
+"""From findings to a stopped run with a good checkpoint: requests, their progress, escalation, pinned checkpoints."""
+
+from __future__ import annotations
+
+from grpo_sentinel.halting.controller import HALTING, HaltController, HaltRefused
+from grpo_sentinel.halting.launcher import LauncherHandle, NodeLauncher
+
+__all__ = ["HALTING", "HaltController", "HaltRefused", "LauncherHandle", "NodeLauncher"]

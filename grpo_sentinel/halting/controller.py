@@ -1,0 +1,327 @@
+"""Turns findings and commands into one request at a time and follows it to its end.
+
+                    write control            acks of all ranks
+    NONE ──▶ REQUESTED ──▶ VOTED ──▶ CHECKPOINTING ──▶ DONE | FAILED | FINISHED | REFUSED ──▶ the next may come
+                 │            │            │
+                 └── overdue ─┴────────────┴──▶ escalation (stacks, SIGTERM to the launcher, SIGKILL if configured)
+
+Ids increase over the life of the run and survive a restart of the daemon, which goes on with the request it finds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from grpo_sentinel.clock import Clock
+from grpo_sentinel.config import HaltingConfig
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.halting import journal
+from grpo_sentinel.halting.escalation import Escalation, TakeStacks
+from grpo_sentinel.halting.launcher import LauncherHandle
+from grpo_sentinel.halting.progress import TERMINAL, progress_of
+from grpo_sentinel.protocol import ControlReader, write_control
+from grpo_sentinel.records import Action, ControlWord, EventRecord, Finding, FindingState, HaltState
+from grpo_sentinel.views import HaltStatus, RankStatus
+
+HALTING = frozenset({Action.CHECKPOINT_AND_HALT, Action.HALT_NOW})
+_GIVE_UP_SECONDS = 60.0  # after the last step of an escalation
+
+
+class HaltRefused(SentinelError):
+    """A request cannot be made now; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    """A request that is not written yet."""
+
+    action: Action
+    reason: str
+    requested_by: str
+    by_rule: bool
+    step: int = 0
+    finding_ids: tuple[str, ...] = ()
+
+
+class HaltController:
+    """Owns the control file of one run; used from the daemon's loop only."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: HaltingConfig,
+        clock: Clock,
+        launcher: LauncherHandle | None = None,
+        *,
+        skip_above_norm: float = math.inf,
+        take_stacks: TakeStacks | None = None,
+    ) -> None:
+        """Take up the request found in `directory`, if any. Raises nothing for a missing or torn control file."""
+        self._directory = directory
+        self._config = config
+        self._clock = clock
+        self._launcher = launcher
+        self._take_stacks = take_stacks
+        self._bound = skip_above_norm
+        self.status = HaltStatus()
+        self._waiting: _Wish | None = None
+        self._acted_ns = 0  # when the ranks began to act: the checkpoint's own deadline counts from here
+        self._escalation = self._new_escalation()
+        self._served: set[str] = set()
+        self._rule_requests = 0
+        self._last_rule_ns: int | None = None
+        self._elsewhere: tuple[Action, str] = (Action.CHECKPOINT_AND_HALT, "asked on another node, or by the gate")
+        self._take_up()
+        if math.isfinite(skip_above_norm) and not self.status.request_id:
+            write_control(directory, ControlWord(request_id=0, skip_above_norm=skip_above_norm))
+
+    def _new_escalation(self) -> Escalation:
+        return Escalation(self._config, self._launcher, self._take_stacks)
+
+    def _take_up(self) -> None:
+        """Go on where an earlier daemon, or a command without one, left off."""
+        past = journal.load(self._directory)
+        for entry in past:
+            self._served.update(entry.finding_ids)
+            if entry.by_rule:
+                self._rule_requests += 1
+                self._last_rule_ns = entry.wall_ns
+        reader = ControlReader(self._directory)
+        word = reader.read()
+        reader.close()
+        if word is None or not word.request_id:
+            self._last_id = past[-1].request_id if past else 0
+            return
+        self._last_id = max(word.request_id, past[-1].request_id if past else 0)
+        made_ns = next((entry.wall_ns for entry in past if entry.request_id == word.request_id), None)
+        if made_ns is None:
+            made_ns = word.deadline_wall_ns - round(self._config.acknowledge_seconds * 1e9)
+        self.status = HaltStatus(
+            request_id=word.request_id,
+            state=HaltState.REQUESTED,
+            action=word.action,
+            reason=word.reason,
+            requested_by=word.requested_by,
+            requested_wall_ns=made_ns,
+            updated_wall_ns=made_ns,
+        )
+
+    @property
+    def open(self) -> bool:
+        """Tell whether a request is under way."""
+        return self.status.state is not HaltState.NONE and self.status.state not in TERMINAL
+
+    @property
+    def halted(self) -> bool:
+        """Tell whether the run has been halted on request."""
+        return self.status.state is HaltState.DONE and self.status.action in HALTING
+
+    def consider(self, findings: Sequence[Finding]) -> None:
+        """Let firing findings ask for what their rules say; the strongest action wins, of equals a root cause.
+
+        Each finding asks once, unless its request failed. Cooldown, budget, dry run and the switch apply here and
+        not to a person's request.
+        """
+        asking = [
+            finding
+            for finding in findings
+            if finding.state is FindingState.FIRING
+            and finding.action >= Action.CHECKPOINT
+            and finding.finding_id not in self._served
+        ]
+        if not asking or not self._config.enabled or self.halted or self.status.state is HaltState.FINISHED:
+            return
+        best = max(asking, key=lambda finding: (finding.action, not finding.root_id, -finding.onset_step))
+        wish = _Wish(
+            action=best.action,
+            reason=best.message,
+            requested_by=best.rule,
+            by_rule=True,
+            step=best.step,
+            finding_ids=tuple(finding.finding_id for finding in asking if finding.action <= best.action),
+        )
+        if self.open:
+            self._wait_with(wish)
+        elif self._allowed():
+            self._make(wish)
+
+    def _allowed(self) -> bool:
+        if self._rule_requests >= self._config.max_requests:
+            return False
+        if self._last_rule_ns is None:
+            return True
+        return self._clock.wall_ns() - self._last_rule_ns >= self._config.cooldown_seconds * 1e9
+
+    def request(self, action: Action, reason: str, requested_by: str = "user") -> int:
+        """Ask for `action` on behalf of a person and give the request's id.
+
+        While a request at least as strong is under way that one's id is given; a stronger wish is made when the
+        weaker one has ended. Raises `HaltRefused` for an action that no trainer can carry out, `SegmentError` when
+        the control file cannot be written.
+        """
+        if action < Action.CHECKPOINT:
+            raise HaltRefused(f"the trainer cannot be asked for {action.name.lower()}: ask for checkpoint or halt")
+        if self.halted:
+            raise HaltRefused(f"the run has already been halted at step {self.status.step}; start it again to go on")
+        wish = _Wish(action=action, reason=reason, requested_by=requested_by, by_rule=False)
+        if not self.open:
+            return self._make(wish)
+        if action <= self.status.action:
+            return self.status.request_id
+        self._wait_with(wish)
+        return self._last_id + 1
+
+    def _wait_with(self, wish: _Wish) -> None:
+        """Remember the strongest wish that exceeds the request under way."""
+        if wish.action > self.status.action and (self._waiting is None or wish.action > self._waiting.action):
+            self._waiting = wish
+
+    def _make(self, wish: _Wish) -> int:
+        now = self._clock.wall_ns()
+        self._served.update(wish.finding_ids)
+        if wish.by_rule:
+            self._rule_requests += 1
+            self._last_rule_ns = now
+            if self._config.dry_run:
+                self._say_dry(wish, now)
+                return 0
+        request_id = self._last_id + 1
+        word = ControlWord(
+            request_id=request_id,
+            action=wish.action,
+            deadline_wall_ns=now + round(self._config.acknowledge_seconds * 1e9),
+            reason=wish.reason,
+            requested_by=wish.requested_by,
+            skip_above_norm=self._bound,
+        )
+        write_control(self._directory, word)
+        self._last_id = request_id
+        self._escalation = self._new_escalation()
+        self._acted_ns = 0
+        self.status = HaltStatus(
+            request_id=request_id,
+            state=HaltState.REQUESTED,
+            action=wish.action,
+            reason=wish.reason,
+            requested_by=wish.requested_by,
+            requested_wall_ns=now,
+            updated_wall_ns=now,
+            pinned_checkpoint=self.status.pinned_checkpoint,
+        )
+        self._note(wish, request_id, now)
+        return request_id
+
+    def _note(self, wish: _Wish, request_id: int, now: int) -> None:
+        entry = journal.Entry(
+            request_id=request_id,
+            action=wish.action,
+            reason=wish.reason,
+            requested_by=wish.requested_by,
+            by_rule=wish.by_rule,
+            wall_ns=now,
+            finding_ids=wish.finding_ids,
+        )
+        try:
+            journal.append(self._directory, entry)
+        except OSError:  # the request stands; only cooldown and budget would not survive a restart
+            return
+
+    def _say_dry(self, wish: _Wish, now: int) -> None:
+        verb = "halted" if wish.action in HALTING else "saved a checkpoint"
+        self.status = HaltStatus(
+            state=HaltState.NONE,
+            action=wish.action,
+            reason=wish.reason,
+            requested_by=wish.requested_by,
+            step=wish.step,
+            detail=f"dry run: would have {verb} at step {wish.step}",
+            requested_wall_ns=now,
+            updated_wall_ns=now,
+            pinned_checkpoint=self.status.pinned_checkpoint,
+            dry_run=True,
+        )
+
+    def observe(self, events: Sequence[EventRecord]) -> None:
+        """Learn from the ranks' `halt` events what a request made elsewhere asks for."""
+        for event in events:
+            name = str(event.body.get("action", "")).upper()
+            if event.kind == "halt" and name in Action.__members__:
+                self._elsewhere = (Action[name], str(event.body.get("reason") or self._elsewhere[1]))
+
+    def pinned(self, path: str) -> None:
+        """Remember which checkpoint was kept."""
+        self.status = replace(self.status, pinned_checkpoint=path, updated_wall_ns=self._clock.wall_ns())
+
+    def poll(self, ranks: Mapping[int, RankStatus]) -> HaltStatus:
+        """Follow the request under way, escalate when it is overdue, start what waited; gives the status."""
+        if not self.open:
+            self._adopt(ranks)
+        if self.open:
+            self._follow(ranks)
+        if not self.open and self._waiting is not None:
+            wish, self._waiting = self._waiting, None
+            if not self.halted and self.status.state is not HaltState.FINISHED:
+                self._make(wish)
+        return self.status
+
+    def _follow(self, ranks: Mapping[int, RankStatus]) -> None:
+        now = self._clock.wall_ns()
+        found = progress_of(self.status.request_id, self.status.requested_wall_ns, ranks)
+        if found.state in (HaltState.VOTED, HaltState.CHECKPOINTING) and not self._acted_ns:
+            self._acted_ns = found.wall_ns or now
+        state, detail = found.state, found.detail
+        if state not in TERMINAL:
+            self._escalate(now, ranks)
+            if self._escalation.exhausted and self._escalation.waited_s(now) >= _GIVE_UP_SECONDS:
+                state = HaltState.FAILED
+        if self._escalation.said:
+            detail = f"{detail}; {self._escalation.said}" if detail else self._escalation.said
+        if state is HaltState.DONE:
+            detail = found.detail
+        if (state, found.step, detail) != (self.status.state, self.status.step, self.status.detail):
+            self.status = replace(self.status, state=state, step=found.step, detail=detail, updated_wall_ns=now)
+        if state is HaltState.FAILED:
+            self._served.clear()  # what still fires may ask again, after the cooldown and within the budget
+
+    def _escalate(self, now: int, ranks: Mapping[int, RankStatus]) -> None:
+        if self._acted_ns:
+            since, seconds, what = self._acted_ns, self._config.checkpoint_seconds, "the checkpoint is not finished"
+        else:
+            since, seconds, what = self.status.requested_wall_ns, self._config.acknowledge_seconds, "not voted on"
+        if now - since >= seconds * 1e9 and ranks:
+            self._escalation.advance(
+                now, ranks, what=f"{what} after {seconds:g} s", may_end_run=self.status.action in HALTING
+            )
+
+    def _adopt(self, ranks: Mapping[int, RankStatus]) -> None:
+        """Follow a request that this node did not make: another node's sidecar asked, or the agent's own gate."""
+        newest = max(
+            (status.acknowledgement for status in ranks.values() if status.acknowledgement is not None),
+            key=lambda ack: ack.wall_ns,
+            default=None,
+        )
+        if newest is None or newest.wall_ns <= self.status.updated_wall_ns or newest.state in TERMINAL - {HaltState.DONE}:
+            return
+        if newest.request_id == self.status.request_id and newest.step == self.status.step:
+            return
+        self._last_id = max(self._last_id, newest.request_id)
+        self._escalation = self._new_escalation()
+        self._acted_ns = newest.wall_ns
+        self.status = HaltStatus(
+            request_id=newest.request_id,
+            state=HaltState.VOTED,
+            action=self._elsewhere[0],
+            reason=self._elsewhere[1],
+            requested_by="elsewhere",
+            step=newest.step,
+            requested_wall_ns=min(
+                status.acknowledgement.wall_ns
+                for status in ranks.values()
+                if status.acknowledgement is not None and status.acknowledgement.step == newest.step
+            ),
+            updated_wall_ns=newest.wall_ns,
+            pinned_checkpoint=self.status.pinned_checkpoint,
+        )

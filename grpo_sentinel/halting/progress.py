@@ -1,0 +1,85 @@
+"""Derives how far a request has come from what all ranks of the node acknowledged; pure.
+
+    all DONE at one step -> DONE        any REFUSED -> REFUSED       a rank dead, or left in the middle -> FAILED
+    any FAILED -> FAILED                all left before the vote -> FINISHED
+    any DONE or CHECKPOINTING -> CHECKPOINTING       any VOTED -> VOTED        else REQUESTED
+
+DONE is claimed only when every rank says so for the same step: a checkpoint that half of the ranks wrote is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from grpo_sentinel.records import Ack, HaltState, Liveness
+from grpo_sentinel.views import RankStatus
+
+TERMINAL = frozenset({HaltState.DONE, HaltState.FAILED, HaltState.FINISHED, HaltState.REFUSED})
+_UNDER_WAY = frozenset({HaltState.VOTED, HaltState.CHECKPOINTING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """State of one request over all ranks."""
+
+    state: HaltState
+    step: int = 0
+    detail: str = ""
+    wall_ns: int = 0  # newest acknowledgement
+
+
+def progress_of(request_id: int, since_wall_ns: int, ranks: Mapping[int, RankStatus]) -> Progress:
+    """Judge the request `request_id`, made at `since_wall_ns`; acknowledgements older than that are another run's."""
+    acks = {
+        rank: status.acknowledgement
+        for rank, status in sorted(ranks.items())
+        if status.acknowledgement is not None
+        and status.acknowledgement.request_id == request_id
+        and status.acknowledgement.wall_ns >= since_wall_ns
+    }
+    state, detail = _judge(acks, ranks)
+    return Progress(
+        state=state,
+        step=max((ack.step for ack in acks.values()), default=0),
+        detail=detail,
+        wall_ns=max((ack.wall_ns for ack in acks.values()), default=0),
+    )
+
+
+def _judge(acks: Mapping[int, Ack], ranks: Mapping[int, RankStatus]) -> tuple[HaltState, str]:
+    for bad in (HaltState.FAILED, HaltState.REFUSED):
+        for rank, ack in acks.items():
+            if ack.state is bad:
+                return bad, f"rank {rank}: {ack.detail}" if ack.detail else f"rank {rank} gave no reason"
+    if ranks and all(rank in acks and acks[rank].state is HaltState.DONE for rank in ranks):
+        return _all_done(acks)
+    lost = _lost(acks, ranks)
+    if lost:
+        return HaltState.FAILED, lost
+    open_ranks = [rank for rank, status in ranks.items() if status.liveness not in (Liveness.CLOSED, Liveness.DEAD)]
+    states = {ack.state for ack in acks.values()}
+    if ranks and not open_ranks and not states & {HaltState.DONE}:
+        return HaltState.FINISHED, "the run ended first"
+    if states & {HaltState.DONE, HaltState.CHECKPOINTING}:
+        return HaltState.CHECKPOINTING, ""
+    return (HaltState.VOTED if HaltState.VOTED in states else HaltState.REQUESTED), ""
+
+
+def _all_done(acks: Mapping[int, Ack]) -> tuple[HaltState, str]:
+    steps = {rank: ack.step for rank, ack in acks.items()}
+    if len(set(steps.values())) > 1:
+        told = ", ".join(f"rank {rank} at {step}" for rank, step in steps.items())
+        return HaltState.FAILED, f"ranks acted at different steps ({told}); trust no checkpoint of this request"
+    return HaltState.DONE, next((ack.detail for ack in acks.values() if ack.detail), "")
+
+
+def _lost(acks: Mapping[int, Ack], ranks: Mapping[int, RankStatus]) -> str:
+    """Name a rank that can never finish the request: dead, or closed in the middle of it."""
+    for rank, status in sorted(ranks.items()):
+        ack = acks.get(rank)
+        if status.liveness is Liveness.DEAD and (ack is None or ack.state is not HaltState.DONE):
+            return f"rank {rank} died before it could finish the request"
+        if status.liveness is Liveness.CLOSED and ack is not None and ack.state in _UNDER_WAY:
+            return f"rank {rank} left while the request was under way"
+    return ""
