@@ -7,7 +7,7 @@
 FROM python:3.12-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/grpo-sentinel
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE grpo_sentinel.pth ./
 COPY grpo_sentinel ./grpo_sentinel
 RUN /opt/grpo-sentinel/bin/pip install --no-cache-dir ".[stacks]" \
     && rm -rf /opt/grpo-sentinel/lib/python3.12/site-packages/pip*
