@@ -70,7 +70,7 @@ class Agent:
         if optimizer is not None:
             self.guard.run("optimizer hooks", self._optimizers.attach, optimizer)
         if self.settings.local_gradients == "always":
-            self.observer.arm_local_gradients()
+            self.guard.run("local gradients", self.observer.arm_local_gradients)
 
     def configure(self, **context: Any) -> None:
         """Take what is known of the trainer's configuration, and send it to the sidecar."""
@@ -186,7 +186,7 @@ class Agent:
         self.enter(Phase.VOTE)
         read = self.guard.run("norm", self.observer.norm_and_digest, self._norm)
         norm, digest = read if read is not None else (_host(self._norm), 0)
-        word = self.guard.run("control", self.desk.pending)
+        word = self.guard.essential("control", self.desk.pending)
         bound = self.desk.word.skip_above_norm
         self.arrived()
         outcome = self.core.decide(
@@ -197,11 +197,13 @@ class Agent:
             digest=digest,
         )
         self._outcome = outcome
-        self.guard.run("vote report", self._after_vote, outcome)
+        self.guard.essential("halt", self._pass_on, outcome)
+        self.guard.essential("vote report", self._report_vote, outcome)
         self.leave(Phase.VOTE)
         return outcome
 
-    def _after_vote(self, outcome: Outcome) -> None:
+    def _pass_on(self, outcome: Outcome) -> None:
+        """Take what was agreed to the halt desk; no probe is touched here."""
         action, reason = outcome.action, ""
         if outcome.voted and outcome.flag == NONFINITE and self.settings.gate == "halt":
             action, reason = max(action, int(Action.CHECKPOINT_AND_HALT)), outcome.cause
@@ -210,10 +212,12 @@ class Agent:
                 self.desk.refuse(self.step, f"ranks cannot agree: {self.core.why_off}")
         elif (taken := self.desk.agreed(action, outcome.request_id, self.step, reason)) is not None:
             self.event("halt", {"action": taken.name.lower(), "request_id": outcome.request_id, "reason": reason})
+
+    def _report_vote(self, outcome: Outcome) -> None:
         if outcome.skip:
             self.event("skip", _skip_body(outcome))
         if outcome.flag == NONFINITE and self.settings.local_gradients == "on_anomaly":
-            self.observer.arm_local_gradients()
+            self.guard.run("local gradients", self.observer.arm_local_gradients)
         self._note_mismatch(outcome)
 
     def _note_mismatch(self, outcome: Outcome) -> None:
@@ -255,8 +259,8 @@ class Agent:
         if step is not None and step != self.step:
             self.step = self.phases.step = step
         outcome = self.vote()
-        self.guard.run("step record", self._record, outcome)
-        verdict = self.guard.run("halt", self.desk.verdict, skipped=outcome.skip) or NOTHING
+        self.guard.essential("step record", self._record, outcome)
+        verdict = self.guard.essential("halt", self.desk.verdict, skipped=outcome.skip) or NOTHING
         self._outcome, self._norm, self._stepped, self._open = None, None, False, False
         self.observer.next_step()
         self.step += 1
@@ -355,23 +359,23 @@ class Agent:
     def checkpoint_saved(self, path: Any) -> None:
         """Acknowledge a checkpoint: `path` is on disk, finished on this rank."""
         self.event("checkpoint", {"path": str(path), "step": self.step - 1}, step=self.step - 1)
-        self.guard.run("halt", self.desk.saved, str(path))
+        self.guard.essential("halt", self.desk.saved, str(path))
         if self.phases.now is Phase.CHECKPOINT:
             self.guard.run("phase", self.phases.switch, Phase.IDLE)
 
     def checkpoint_failed(self, reason: str) -> None:
         """Acknowledge that the checkpoint that was asked for could not be written."""
-        self.guard.run("halt", self.desk.failed, reason)
+        self.guard.essential("halt", self.desk.failed, reason)
 
     def close(self, detail: str = "finished") -> None:
         """End on purpose: the last record out, wrapped things put back, the segment marked closed. Idempotent."""
         if self.closed:
             return
         self.closed = True
-        late = self.guard.run("step record", self.observer.landed)
+        late = self.guard.essential("step record", self.observer.landed)
         if late is not None:
-            self.guard.run("step record", self._push_step, *late)
-        self.guard.run("halt", self.desk.run_ended, self.step - 1)
+            self.guard.essential("step record", self._push_step, *late)
+        self.guard.essential("halt", self.desk.run_ended, self.step - 1)
         for action in reversed(self._on_close):
             self.guard.run("detach", action)
         self.guard.run("optimizer hooks", self._optimizers.detach)

@@ -40,6 +40,7 @@ class Guard:
         self.strict = strict
         self._report: Report | None = None
         self._depth = 0
+        self._reported: set[str] = set()
 
     def on_failure(self, report: Report) -> None:
         """Tell `report` of every probe that is switched off."""
@@ -49,6 +50,15 @@ class Guard:
         """Call `function`; None when it raised or when its probe is off. Raises only if strict."""
         if probe in self.off:
             return None
+        return self._call(probe, True, function, args, kwargs)
+
+    def essential(self, part: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result | None:
+        """Call `function` as `run` does, but never switch it off: control, halting and the step's record."""
+        return self._call(part, False, function, args, kwargs)
+
+    def _call(
+        self, probe: str, switch_off: bool, function: Callable[..., Result], args: Any, kwargs: Any
+    ) -> Result | None:
         started = time.perf_counter()
         self._depth += 1
         try:
@@ -56,7 +66,7 @@ class Guard:
         except Exception as error:  # noqa: BLE001 - the one place that keeps the agent's errors from the trainer
             if self.strict:
                 raise
-            self._fail(probe, error)
+            self._fail(probe, error, switch_off)
             return None
         finally:
             self._depth -= 1
@@ -67,11 +77,16 @@ class Guard:
         """Take waiting for other ranks out of the self time."""
         self.seconds -= seconds
 
-    def _fail(self, probe: str, error: BaseException) -> None:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        self.off[probe] = reason
+    def _fail(self, probe: str, error: Exception, switch_off: bool) -> None:
         self.errors += 1
-        say(f"the {probe} probe failed and is off on this rank; training goes on ({reason})")
+        if probe in self._reported:
+            return
+        self._reported.add(probe)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        if switch_off:
+            self.off[probe] = reason
+        what = "and is off on this rank" if switch_off else "on this rank"
+        say(f"the {probe} probe failed {what}; training goes on ({reason})")
         if self._report is not None:
             try:
                 self._report(probe, reason, short_traceback(error))

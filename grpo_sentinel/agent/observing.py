@@ -17,10 +17,11 @@ from grpo_sentinel.agent.probes import data as data_probe
 from grpo_sentinel.agent.probes import gradient as gradient_probe
 from grpo_sentinel.agent.probes import policy as policy_probe
 from grpo_sentinel.agent.probes import reward as reward_probe
+from grpo_sentinel.agent.probes.groups import observe_groups
 from grpo_sentinel.agent.probes.local_watch import LocalWatch
 from grpo_sentinel.agent.probes.memory import MemoryProbe
 from grpo_sentinel.agent.probes.optimizer import OptimizerProbe
-from grpo_sentinel.agent.probes.pack import Harvest, Pack
+from grpo_sentinel.agent.probes.pack import Harvest, Pack, merge
 from grpo_sentinel.agent.readback import Readback
 from grpo_sentinel.agent.settings import Settings
 
@@ -52,8 +53,8 @@ class Observer:
         self._context: dict[str, Any] = {}
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         self._device: torch.device | None = None
-        self._step = Readback()
-        self._flight: tuple[int, dict[str, float], Readback] | None = None
+        self._step = StepPacks(guard)
+        self._flight: tuple[int, dict[str, float], StepPacks] | None = None
         self._data_packs: list[Pack] = []
         self._gradient: gradient_probe.GradientPack | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -93,8 +94,8 @@ class Observer:
     def data(self, batch: Mapping[str, Any]) -> dict[str, float]:
         """Read one micro-batch; the values are of all micro-batches of the step so far. Synchronises once."""
         self.micro_batch = len(self._data_packs)
-        if self._local.armed:
-            self._local.micro_batch()
+        if self._local_steps_left > 0:
+            self._guard.run("local gradients", self._local.micro_batch)
         known = {_DATA_NAMES[name]: value for name, value in batch.items() if name in _DATA_NAMES}
         others = {
             name: value for name, value in batch.items() if name not in _DATA_NAMES and isinstance(value, torch.Tensor)
@@ -112,7 +113,7 @@ class Observer:
     def groups(self, prompts: Sequence[object], completions: Sequence[object]) -> dict[str, float]:
         """Judge the groups of a generation batch on the host."""
         size = self._context.get("group_size")
-        return data_probe.observe_groups(prompts, completions, group_size=size) if size else {}
+        return observe_groups(prompts, completions, group_size=size) if size else {}
 
     def rewards(self, rewards: Any, details: dict[str, Any]) -> dict[str, float]:
         """Read one generation batch's raw rewards. Synchronises once."""
@@ -173,21 +174,26 @@ class Observer:
 
     def arm_local_gradients(self) -> None:
         """Watch this rank's own gradients from the next backward on."""
-        self._local_steps_left = self._settings.local_gradient_steps
-        if not self._local.armed and self._parameters:
-            self._guard.run("local gradients", self._local.arm, self._parameters)
-            self._local_steps_left += 1  # the present step is over
+        if not self._parameters:
+            return
+        if self._local_steps_left <= 0:
+            self._local.arm(self._parameters)
+        self._local_steps_left = self._settings.local_gradient_steps + 1  # one for the present step, which is over
 
     # ---- the record of a step
 
     def collect(self) -> None:
         """Add what is read once per step."""
-        if self._local.armed:
-            self._step.add(self._guard.run("local gradients", self._local.pack))
-            self._local_steps_left -= 1
-            if self._local_steps_left <= 0 and self._settings.local_gradients != "always":
-                self._guard.run("local gradients", self._local.disarm)
+        if self._local_steps_left > 0:
+            self._guard.run("local gradients", self._take_local_gradients)
         self._step.add(self._guard.run("memory", self._memory.observe))
+
+    def _take_local_gradients(self) -> None:
+        self._step.add(self._local.pack())
+        if self._settings.local_gradients != "always":
+            self._local_steps_left -= 1
+        if self._local_steps_left <= 0:
+            self._local.disarm()
 
     def harvest(self) -> Harvest:
         """Wait for this step's packs."""
@@ -197,7 +203,7 @@ class Observer:
         """Start this step's copy and keep it in flight."""
         self._step.start()
         self._flight = (step, values, self._step)
-        self._step = Readback()
+        self._step = StepPacks(self._guard)
 
     def landed(self) -> tuple[int, dict[str, float], Harvest] | None:
         """Give the step in flight, complete; None when there is none."""
@@ -212,11 +218,51 @@ class Observer:
 
     def close(self) -> None:
         """Take hooks off and let go of the model."""
-        self._local.disarm()
+        if self._local_steps_left > 0:
+            self._local.disarm()
         self._parameters, self._optimizer, self._optimizer_probe, self._gradient = [], None, None, None
 
     def _known(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: self._context[name] for name in names if self._context.get(name) is not None}
+
+
+class StepPacks:
+    """The packs of one step: one copy for all; when finishing one of them fails, each is finished on its own."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._readback = Readback()
+        self._added: list[Pack | Mapping[str, float]] = []
+
+    def add(self, pack: Pack | Mapping[str, float] | None) -> None:
+        """Take a pack, or numbers the host knows."""
+        if pack is not None:
+            self._added.append(pack)
+            self._readback.add(pack)
+
+    def start(self) -> None:
+        """Start the copy."""
+        self._guard.essential("readback", self._readback.start)
+
+    def harvest(self) -> Harvest:
+        """Give all signals; a probe whose part cannot be finished is switched off, and the others are kept."""
+        added, self._added = self._added, []
+        harvest = self._guard.essential("readback", self._readback.harvest)
+        if harvest is not None:
+            return harvest
+        self._readback = Readback()
+        by_probe: dict[str, list[Pack | Mapping[str, float]]] = {}
+        for pack in added:
+            by_probe.setdefault(pack.probe if isinstance(pack, Pack) else "", []).append(pack)
+        parts = [self._guard.run(probe or "host", _alone, packs) for probe, packs in by_probe.items()]
+        return merge([part for part in parts if part is not None])
+
+
+def _alone(packs: Sequence[Pack | Mapping[str, float]]) -> Harvest:
+    readback = Readback()
+    for pack in packs:
+        readback.add(pack)
+    return readback.harvest()
 
 
 def own_norm(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.Tensor | None:

@@ -1,0 +1,103 @@
+"""Starts real ranks as processes, waits with a limit, ends what is left by pid, and hands their results over."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(folder: Path, **extra: str) -> dict[str, str]:
+    """A clean environment: one thread, our package, rings under `folder`."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GRPO_SENTINEL", "TORCHELASTIC", "SLURM", "RANK", "WORLD"))}
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent), str(ROOT / "tests" / "integrations")]),
+        "OMP_NUM_THREADS": "1",
+        "GRPO_SENTINEL_DIR": str(folder / "rings"),
+        "GRPO_SENTINEL_RUN_ID": "run",
+        "HF_HUB_OFFLINE": "1",
+        **extra,
+    }
+
+
+def start_ranks(script: Path, arguments: list[str], folder: Path, world: int, **extra: str) -> list[subprocess.Popen]:
+    port = str(free_port())
+    started = []
+    for rank in range(world):
+        env = environment(folder, **extra)
+        if world > 1:
+            env |= {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+        log = open(folder / f"rank{rank}.log", "w")
+        started.append(
+            subprocess.Popen([sys.executable, str(script), *arguments], env=env, stdout=log, stderr=subprocess.STDOUT)
+        )
+        log.close()
+    return started
+
+
+def wait_for(processes: list[subprocess.Popen], timeout_s: float = 120.0) -> list[int]:
+    deadline = time.monotonic() + timeout_s
+    try:
+        return [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait(10)
+
+
+class Result:
+    """What the ranks left: exit codes, their JSON, their stderr, their segments."""
+
+    def __init__(self, folder: Path, codes: list[int]) -> None:
+        self.folder = folder
+        self.codes = codes
+        self.logs = [(folder / f"rank{rank}.log").read_text() for rank in range(len(codes))]
+        assert all(code in (0, 1) for code in codes), "\n".join(self.logs)[-6000:]
+        self.ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(len(codes))]
+
+    def segment(self, rank: int, root: str | None = None, run: str = "run"):
+        from grpo_sentinel.protocol import RankReader, run_dir
+
+        reader = RankReader(run_dir(Path(root or self.folder / "rings"), run) / f"rank-{rank:05d}.ring")
+        try:
+            return Segment(reader)
+        finally:
+            reader.close()
+
+
+class Segment:
+    def __init__(self, reader) -> None:
+        batch = reader.poll(None)
+        self.records, self.events = batch.records, batch.events
+        self.ack, self.closed = reader.acknowledgement(), reader.closed
+
+    def of(self, kind: str) -> list[dict]:
+        return [{**event.body, "step": event.step} for event in self.events if event.kind == kind]
+
+    def steps(self) -> dict[int, dict[str, float]]:
+        from grpo_sentinel.records import Kind
+
+        return {record.step: dict(record.values) for record in self.records if record.kind is Kind.STEP}
+
+
+def run_ranks(script: Path, arguments: list[str], folder: Path, world: int, timeout_s: float = 120.0, **extra: str) -> Result:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Result(folder, wait_for(start_ranks(script, arguments, folder, world, **extra), timeout_s))
