@@ -14,6 +14,7 @@ GRPO has no advantage to learn from.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -191,30 +192,36 @@ def recipe() -> dict[str, str]:
 
 
 def ensure(out: Path = DEFAULT_OUT, progress: Progress = say) -> Path:
-    """Return the folder of the assets, building them first where they are missing or of an older recipe."""
-    stamp = out / "complete.json"
-    wanted = recipe()
-    if stamp.is_file() and json.loads(stamp.read_text()) == wanted:
-        return out
+    """Return the folder of the assets, building them first where they are missing or of an older recipe.
+
+    Processes that come at the same time wait for the one that builds.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.with_name(f"{out.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stamp = out / "complete.json"
+        if not stamp.is_file() or json.loads(stamp.read_text()) != recipe():
+            shutil.rmtree(out, ignore_errors=True)
+            build(out, progress)
+            stamp.write_text(json.dumps(recipe()))
+    return out
+
+
+def build(out: Path, progress: Progress) -> None:
+    """Build all assets into `out`; the same seed gives the same bytes."""
     from transformers.utils import logging as quiet
 
     quiet.disable_progress_bar()
-    fresh = out.with_name(f"{out.name}.{os.getpid()}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    out.mkdir(parents=True)
     progress("tokenizer", 0.0)
-    tokenizer = build_tokenizer(fresh / "policy")
-    train_policy(tokenizer, fresh / "policy", progress)
-    train_reward_model(tokenizer, fresh / "policy", fresh / "reward_model", progress)
+    tokenizer = build_tokenizer(out / "policy")
+    train_policy(tokenizer, out / "policy", progress)
+    train_reward_model(tokenizer, out / "policy", out / "reward_model", progress)
     pairs = sums(random.Random(SEED + 3))
-    with (fresh / "train.jsonl").open("w") as file:
+    with (out / "train.jsonl").open("w") as file:
         for question, answer in (next(pairs) for _ in range(PROMPTS)):
             row = {"prompt": [{"role": "user", "content": question}], "answer": answer}
             file.write(json.dumps(row) + "\n")
-    (fresh / "complete.json").write_text(json.dumps(wanted))
-    shutil.rmtree(out, ignore_errors=True)
-    fresh.rename(out)
-    return out
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ class Fault:
     def announce(self, step: int) -> None:
         where = f" ({self.subject})" if self.subject else ""
         print(f"demo: rank {self.rank} injects {self.name} from step {step}{where}", file=sys.stderr, flush=True)
-        truth = {"fault": self.name, "subject": self.subject, **self.parameters, "rank": self.rank}
+        truth = {**self.parameters, "fault": self.name, "subject": self.subject, "step": step, "rank": self.rank}
         truth = {key: str(value) if value == math.inf else value for key, value in truth.items()}
         folder = Path(self.trainer.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
