@@ -39,7 +39,9 @@ class Row:
 
 
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|inf|Inf|Infinity)"
-_PAIR = re.compile(rf"""(['"])([^'"]{{1,120}})\1\s*:\s*(?:np\.\w+\()?(['"]?)({_NUMBER}|None|null)\3\)?\s*(?=[,}}%]|$)""")
+_PAIR = re.compile(
+    rf"""(['"])([^'"]{{1,120}})\1\s*:\s*(?:np\.\w+\()?(['"]?)({_NUMBER}|None|null)\3\)?\s*(?=[,}}%]|$)"""
+)
 _NUMBER_ONLY = re.compile(rf"(?:np\.\w+\()?({_NUMBER})\)?")
 
 
@@ -57,7 +59,17 @@ def _pairs(text: str) -> dict[str, float | None]:
     return {m[2]: number(m[4]) for m in _PAIR.finditer(text)}
 
 
-_TRAIN_KEYS = ("'loss'", '"loss"', "'reward'", '"reward"', "'grad_norm'", '"grad_norm"', "'train_loss'", "'kl'", "_loss'")
+_TRAIN_KEYS = (
+    "'loss'",
+    '"loss"',
+    "'reward'",
+    '"reward"',
+    "'grad_norm'",
+    '"grad_norm"',
+    "'train_loss'",
+    "'kl'",
+    "_loss'",
+)
 _SWIFT_STEP = re.compile(r"""['"]global_step/max_steps['"]\s*:\s*['"](\d+)/(\d+)['"]""")
 _STEP_KEYS = ("step", "current_steps", "global_step", "train/step", "training/global_step", "trainer/global_step")
 

@@ -1,0 +1,112 @@
+"""From fault lines to candidates: what one line means depends on what stands around it."""
+
+from __future__ import annotations
+
+import re
+
+from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
+from grpo_sentinel.diagnosis.view import LogView
+from grpo_sentinel.history.logs.markers import Hit
+
+TRIES: dict[str, tuple[str, ...]] = {
+    "xid": ("drain the node and look the Xid number up in NVIDIA's table", "run `dcgmi diag -r 3` on the GPU named"),
+    "fallen_off_bus": ("drain the node; reboot or reseat the GPU, look at its power and cooling", "it is not software"),
+    "ecc": ("drain the node; look at row remapping with `nvidia-smi -q -d ROW_REMAPPER` and reset the GPU",),
+    "index_assert": (
+        "run `grpo-sentinel check data FILE`; compare the largest token id with the rows of the embedding",
+        "resize the embedding after adding tokens: model.resize_token_embeddings(len(tokenizer))",
+        "run once with CUDA_LAUNCH_BLOCKING=1 to get the true frame",
+    ),
+    "cuda_oom": (
+        "lower the batch per device, max_completion_length or vllm_gpu_memory_utilization",
+        "the line that failed is the victim: look for what grew before it",
+    ),
+    "host_oom_ray": (
+        "watch the resident memory of rank and reward workers; raise the memory limit or find the leak",
+        "lower the number of data-loader and reward workers",
+    ),
+    "shm": ("give the container more shared memory: --shm-size=16g or --ipc=host", "or dataloader_num_workers=0"),
+    "disk_full": ("free space, or set save_total_limit", "check both the target and /dev/shm with df"),
+    "collective_timeout": (
+        "look at the rank that did not report: its last lines name what it was doing",
+        "take stacks: py-spy dump --pid PID on every rank",
+    ),
+    "scale_minimum": ("train in bf16 instead of fp16", "look at the rewards and the loss of the first overflow"),
+    "anomaly": ("the operation named made the NaN: look at its inputs for log(0), 0/0 or exp overflow",),
+    "nvml_init": ("training is not affected; restart the container to see the GPUs again",),
+    "driver_mismatch": ("reboot, or reload the driver: the kernel module and the library differ in version",),
+}
+
+_ALIASES = {
+    "oov": "index_assert",
+    "index_range": "index_assert",
+    "triton_bounds": "index_assert",
+    "host_oom_kernel": "host_oom_ray",
+    "host_oom_cgroup": "host_oom_ray",
+    "bus_error": "shm",
+    "shm_full": "shm",
+    "write_failed": "disk_full",
+    "gpu_lost": "fallen_off_bus",
+    "watchdog_stuck": "collective_timeout",
+    "gloo_timeout": "collective_timeout",
+    "overflow": "scale_minimum",
+}
+
+CONFIDENCE = {"cause": 0.85, "symptom": 0.5, "witness": 0.2}
+
+WOULD_DECIDE: dict[str, tuple[str, ...]] = {
+    "exit_minus_9": ("`dmesg -T | grep -i -E 'killed process|oom'` on that node", "the scheduler's own record of the job"),
+    "sigkill": ("`dmesg -T | grep -i -E 'killed process|oom'` on that node", "the scheduler's own record of the job"),
+    "illegal_access": ("a run with CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer", "`dmesg -T | grep Xid` on that node"),
+    "device_assert": ("the lines of the assertion itself, printed before this one", "a run with CUDA_LAUNCH_BLOCKING=1"),
+    "ray_eof": ("the worker's own log in /tmp/ray/session_latest/logs", "`dmesg -T` on that node"),
+    "actor_died": ("the worker's own log in /tmp/ray/session_latest/logs", "`dmesg -T` on that node"),
+    "segfault": ("a core dump, or faulthandler's stack",),
+    "unhandled_nccl": ("NCCL_DEBUG=INFO, and the log of the rank that ended first",),
+}  # fmt: skip
+
+
+def candidates_of_lines(view: LogView) -> list[Candidate]:
+    """Give one candidate per kind of fault line found."""
+    out = []
+    for name, hits in view.hits.items():
+        first = hits[0]
+        if first.marker.role == "teardown":
+            continue
+        out.append(_candidate(view, name, first))
+    return out
+
+
+def _candidate(view: LogView, name: str, hit: Hit) -> Candidate:
+    marker = hit.marker
+    says = marker.says
+    details = ", ".join(f"{key} {value.strip()}" for key, value in hit.groups.items())
+    if details:
+        says = f"{says} ({details})"
+    count = view.hit_counts[name]
+    if count > 1:
+        says = f"{says}, {count} times"
+    return Candidate(
+        name=name,
+        layer=marker.layer,
+        role=marker.role,
+        confidence=CONFIDENCE[marker.role],
+        says=says,
+        rank=_rank(hit),
+        at=hit.line.number / max(view.lines, 1),
+        evidence=(evidence(hit),),
+        tries=TRIES.get(_ALIASES.get(name, name), ()),
+        would_decide=WOULD_DECIDE.get(name, ()),
+    )
+
+
+def evidence(hit: Hit) -> Evidence:
+    """Quote the line of a hit."""
+    return Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300])
+
+
+def _rank(hit: Hit) -> int | None:
+    found = re.search(r"\[rank(\d+)\]|\b[Rr]ank (\d+)\b|local_rank: (\d+)", hit.line.text)
+    if not found:
+        return None
+    return int(next(group for group in found.groups() if group is not None))

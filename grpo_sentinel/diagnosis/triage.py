@@ -1,0 +1,104 @@
+"""Weigh the candidates: the first cause, not the last line; and say so when the log cannot decide.
+
+Causes before symptoms before witnesses; among causes the one that came first, unless a later one is much surer. What
+comes after the chosen one is its chain. Witnesses alone (an exit code, an asynchronous error) give `undetermined`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
+from grpo_sentinel.diagnosis.series_checks import CHECKS
+from grpo_sentinel.diagnosis.verdict import Candidate, Diagnosis
+from grpo_sentinel.diagnosis.view import LogView, view_of
+from grpo_sentinel.history.logs.lines import Line
+
+_ROLE = {"cause": 0, "symptom": 1, "witness": 2}
+_BLIND = ("nvml_init", "driver_mismatch")  # they blind the watcher, not the training
+
+
+def diagnose(lines: Iterable[Line]) -> Diagnosis:
+    """Read the lines of one run (several sources together) and give the verdict."""
+    return judge(view_of(lines))
+
+
+def judge(view: LogView) -> Diagnosis:
+    """Weigh what a view holds."""
+    lines = candidates_of_lines(view)
+    series = [found for check in CHECKS if (found := check(view)) is not None]
+    notes = _normal(view)
+    lines = [c for c in lines if not (c.name == "overflow" and _calibrating(view))]
+    candidates = sorted(lines + series, key=_rank_of)
+    verdict = candidates[0] if candidates else _nothing(view)
+    if verdict.role == "witness":
+        verdict = _undetermined(verdict)
+    return Diagnosis(
+        verdict=verdict,
+        chain=tuple(c for c in candidates[1:] if c.role != "witness")[:8],
+        notes=tuple(notes),
+        rows=view.rows_seen,
+        lines=view.lines,
+        formats=tuple(sorted({row.format for row in view.rows})),
+        sources=tuple(sorted(view.last_lines)),
+    )
+
+
+def _rank_of(candidate: Candidate) -> tuple[int, float]:
+    return _ROLE[candidate.role], candidate.at - 0.5 * candidate.confidence + (1 if candidate.name in _BLIND else 0)
+
+
+def _undetermined(witness: Candidate) -> Candidate:
+    return Candidate(
+        name=witness.name,
+        layer="undetermined",
+        role="witness",
+        confidence=0.3,
+        says=witness.says,
+        rank=witness.rank,
+        evidence=witness.evidence,
+        would_decide=witness.would_decide or ("the lines before this one, from every rank",),
+    )
+
+
+def _nothing(view: LogView) -> Candidate:
+    if view.rows_seen == 0:
+        return Candidate(
+            name="nothing_read",
+            layer="undetermined",
+            confidence=0.1,
+            says=f"{view.lines} lines hold neither a metric row nor a fault line that is known",
+            would_decide=("the trainer's own output from its start to its end, from every rank",),
+        )
+    certainty = 0.6 if view.rows_seen < 5 else 0.8
+    return Candidate(
+        name="healthy",
+        layer="none",
+        confidence=certainty,
+        says=f"nothing wrong in {view.rows_seen} rows of metrics",
+    )
+
+
+def _calibrating(view: LogView) -> bool:
+    """Tell whether all overflows belong to the normal search for a loss scale, or stand alone."""
+    scales = [float(hit.groups["scale"]) for hit in view.hits.get("overflow", ()) if "scale" in hit.groups]
+    low = [scale for scale in scales if scale <= 65536]
+    return len(low) < 3
+
+
+def _normal(view: LogView) -> list[str]:
+    """List what looks wrong in this log and is normal."""
+    notes = []
+    losses = [p[2] for p in view.series("loss")]
+    grads = [p[2] for p in view.series("grad_norm")]
+    if losses and all(abs(value) < 1e-6 for value in losses if math.isfinite(value)) and any(g > 0 for g in grads):
+        notes.append("a loss of 0.0 beside a gradient above 0 is normal: GRPO on-policy")
+    kls = [p[2] for p in view.series("kl")]
+    if any(math.isnan(value) for value in kls) and all(math.isfinite(g) for g in grads):
+        notes.append("a NaN in kl beside finite gradients is 0/0 in a metric, not a fault")
+    if view.hits.get("overflow") and _calibrating(view):
+        notes.append("loss-scale overflows at the start are the normal search for a scale")
+    if "not_destroyed" in view.hits:
+        notes.append("'process group has NOT been destroyed' is printed at a normal exit")
+    return notes

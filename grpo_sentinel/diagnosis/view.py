@@ -1,0 +1,113 @@
+"""What a set of logs holds, kept in constant memory: rows of metrics, fault lines, the last line of each source.
+
+A log of any length costs the same: beyond `MAX_ROWS` every second row is forgotten, beyond `MAX_HITS` of one kind only
+the first and the count are kept. Rows in which a value stops being finite are never forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from grpo_sentinel.history.logs.formats import Row, RowReader
+from grpo_sentinel.history.logs.lines import Line
+from grpo_sentinel.history.logs.markers import Hit, find_marker
+
+MAX_ROWS = 8000
+MAX_HITS = 50
+
+
+@dataclass(slots=True)
+class LogView:
+    """Facts of one run, gathered line by line; `index` of a row is its place among the rows (0-based)."""
+
+    rows: list[Row] = field(default_factory=list)
+    hits: dict[str, list[Hit]] = field(default_factory=dict)
+    hit_counts: Counter[str] = field(default_factory=Counter)
+    last_lines: dict[str, Line] = field(default_factory=dict)
+    lines: int = 0
+    rows_seen: int = 0
+    finished: bool = False  # the trainer printed its closing summary
+    total_steps: int | None = None
+    _reader: RowReader = field(default_factory=RowReader)
+    _stride: int = 1
+
+    def feed(self, line: Line) -> None:
+        """Take one more line."""
+        self.lines += 1
+        self.last_lines[line.source] = line
+        got = False
+        for row in self._reader.feed(line):
+            got = True
+            self._add(row)
+        if got:
+            return
+        hit = find_marker(line)
+        if hit is not None:
+            self.hit_counts[hit.marker.name] += 1
+            kept = self.hits.setdefault(hit.marker.name, [])
+            if len(kept) < MAX_HITS:
+                kept.append(hit)
+
+    def close(self) -> None:
+        """Take what the readers still hold."""
+        for row in self._reader.flush():
+            self._add(row)
+
+    def _add(self, row: Row) -> None:
+        if "train_runtime" in row.raw or "train_loss" in row.raw:
+            self.finished = True
+            return
+        self.rows_seen += 1
+        self.total_steps = row.total_steps or self.total_steps
+        broken = any(value is None or not math.isfinite(value) for value in row.raw.values())
+        if broken or self.rows_seen % self._stride == 0:
+            self.rows.append(row)
+        if len(self.rows) > MAX_ROWS:
+            self._stride *= 2
+            keep = self.rows[:50] + self.rows[50:-50:2] + self.rows[-50:]
+            self.rows = keep
+
+    # ---- questions that the checks ask
+
+    def series(self, *names: str) -> list[tuple[int, Row, float]]:
+        """Values of the first raw or canonical name that rows have: `(index, row, value)`; None becomes NaN."""
+        for name in names:
+            out: list[tuple[int, Row, float]] = []
+            for index, row in enumerate(self.rows):
+                if name in row.raw:
+                    value = row.raw[name]
+                    out.append((index, row, math.nan if value is None else value))
+            if out:
+                return out
+        for name in names:
+            out = []
+            for index, row in enumerate(self.rows):
+                found = row.signals().get(name)
+                if found is not None:
+                    out.append((index, row, found))
+            if out:
+                return out
+        return []
+
+    def first_hit(self, *names: str) -> Hit | None:
+        """Earliest fault line of some kinds."""
+        found = [self.hits[name][0] for name in names if name in self.hits]
+        return min(found, key=lambda hit: hit.line.number) if found else None
+
+
+
+def view_of(lines: Iterable[Line]) -> LogView:
+    """Read some lines into a view."""
+    view = LogView()
+    for line in lines:
+        view.feed(line)
+    view.close()
+    return view
+
+
+def finite(values: Iterable[float]) -> list[float]:
+    """The finite ones, in order."""
+    return [value for value in values if math.isfinite(value)]
