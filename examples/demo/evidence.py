@@ -25,6 +25,11 @@ def checkpoints(output_dir: Path) -> list[CheckpointFacts]:
     return [read_checkpoint(folder) for folder in folders if (folder / "model.safetensors").is_file()]
 
 
+def pinned(output_dir: Path) -> list[CheckpointFacts]:
+    """Read the checkpoints that grpo-sentinel kept aside, beside the trainer's output directory."""
+    return [one for folder in output_dir.parent.glob("sentinel-pinned/*") for one in checkpoints(folder)]
+
+
 def read_checkpoint(folder: Path) -> CheckpointFacts:
     """Count the values and the non-finite values of one checkpoint (weights and optimizer moments)."""
     import torch

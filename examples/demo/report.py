@@ -150,11 +150,14 @@ def _halt(screen: Screen, story: Story, run: launching.Run) -> list[Check]:
 
 
 def _checkpoints(screen: Screen, expected: Expectation, run: launching.Run) -> list[Check]:
-    found = evidence.checkpoints(run.output_dir)
+    kept = evidence.pinned(run.output_dir)
+    for one in kept:
+        screen.fact("pinned", f"{one.path}, from before the onset")
+    found = [*kept, *evidence.checkpoints(run.output_dir)]
     bad = sum(one.nonfinite for one in found)
     values = sum(one.values for one in found)
     steps = ", ".join(str(one.step) for one in found)
-    screen.fact("on disk", f"checkpoints of steps {steps}: {bad:,} non-finite among {values:,} weights and moments")
+    screen.fact("on disk", f"checkpoints of steps {steps}: {bad:,} of {values:,} weights and moments are not finite")
     if not expected.checkpoints_finite:
         return []
     return [Check(f"{len(found)} checkpoints read back, {bad} non-finite values in them", bool(found) and not bad)]
