@@ -41,8 +41,11 @@ class DiskProbe:
         return None
 
     def _ask(self) -> None:
+        path = self._path
         try:
-            self._answer = space_of(self._path)
+            while not path.exists() and path != path.parent:
+                path = path.parent  # not made yet: it will lie on the file system of its parent
+            self._answer = space_of(path)
         except OSError as error:
             self._answer = error
 

@@ -143,9 +143,8 @@ class HostCollector:
         )
 
     def _cpu(self) -> _Values:
-        after: Mapping[str, float] = psutil.cpu_times()._asdict()
-        shares = cpu_shares(self._cpu_before, after)  # at first against zero: the average since boot
-        self._cpu_before = after
+        before, self._cpu_before = self._cpu_before, psutil.cpu_times()._asdict()
+        shares = cpu_shares(before, self._cpu_before) if before else None  # against zero: the average since boot
         return {} if shares is None else {"device.host_cpu_ratio": shares[0], "device.host_iowait_ratio": shares[1]}
 
     def _shm(self) -> _Values:
