@@ -1,6 +1,6 @@
 """The agent of one rank: takes observations, votes before the optimizer step, pushes records, passes requests on.
 
-    observe_data -> [forward] -> observe_policy -> [backward] -> observe_gradients: vote, gate -> [optimizer] -> end_step
+    observe_data, [forward], observe_policy, [backward], observe_gradients: vote, gate, [optimizer], end_step
 
 Everything but the vote runs inside the guard: it may fail, and then the trainer and the core go on without it.
 Called from the training thread only.
@@ -30,7 +30,7 @@ from grpo_sentinel.records import Action, Kind, Mode, Phase
 
 
 class Agent:
-    """Watches one training loop on one rank. Made by `attach()`; none of its methods raises or synchronises for long."""
+    """Watches one training loop on one rank. Made by `attach()`; no method raises or synchronises for long."""
 
     def __init__(self, *, settings: Settings, core: Core, desk: HaltDesk, writer: Writer, guard: Guard) -> None:
         self.settings = settings
@@ -93,8 +93,8 @@ class Agent:
     def observe_data(self, batch: Mapping[str, Any] | None = None, **tensors: Any) -> None:
         """Look at one micro-batch before its forward, and push what it says at once.
 
-        Keys are TRL's (`prompt_ids`, `prompt_mask`, `completion_ids`, `completion_mask`, `advantages`, ...) or
-        `input_ids`, `attention_mask`. Costs one small copy to the host: a bad token id kills the process in the forward.
+        Keys are TRL's (`prompt_ids`, `prompt_mask`, `completion_ids`, `completion_mask`, `advantages`, ...), or
+        `input_ids` and `attention_mask`. Costs one small copy: a bad token id kills the process in the forward.
         """
         self._begin()
         values = self.guard.run("data", self.observer.data, {**(batch or {}), **tensors})
@@ -174,7 +174,9 @@ class Agent:
             return
         self.guard.run("exception", setattr, error, "_grpo_sentinel_seen", True)
         body = {"type": type(error).__name__, "message": str(error)[:800], "where": where}
-        self.event("exception", {**body, "phase": self.phases.now.name.lower(), "traceback": short_traceback(error)[-900:]})
+        self.event(
+            "exception", {**body, "phase": self.phases.now.name.lower(), "traceback": short_traceback(error)[-900:]}
+        )
 
     # ---- the vote
 

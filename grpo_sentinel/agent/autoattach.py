@@ -74,7 +74,9 @@ class _Finder(MetaPathFinder):
     def __init__(self) -> None:
         self._busy = False
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != _TARGET or self._busy:
             return None
         self._busy = True

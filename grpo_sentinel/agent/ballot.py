@@ -1,7 +1,7 @@
 """What one rank says in a step vote and what all of them said: ten int64 words, merged by MAX.
 
     word  0        1         2     3            4           5                      6          7           8       9
-          version  -version  flag  -flag_rank   flag_rank   action << 40 | request norm bits  -norm bits  digest  -digest
+          version  -version  flag  -flag_rank   flag_rank   action<<40|request  norm bits  -norm bits  digest  -digest
 
 A minimum is the negated maximum of negated words. The bits of a non-negative float64, read as an integer, sort like
 the float, and NaN sorts last: replicas with equal bits hold equal norms. Words a rank cannot fill never win.

@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Core:
-    """Votes once per optimizer step and decides over the update. `transport` None: the vote is off, `why_off` says why."""
+    """Votes once per step and decides over the update. `transport` None: the vote is off, `why_off` says why."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ def attach(
 ) -> Agent | NullAgent:
     """Watch a transformers or TRL trainer, or a loop of one's own; call it on every rank, at the same place.
 
-    With `trainer`, everything is fed from its hooks. With `model` and `optimizer`, the loop calls the agent's `observe_*`
+    With `trainer`, everything is fed from its hooks. With `model` and `optimizer`, the loop calls `observe_*`
     and `end_step`. `config` is what the loop knows of itself (`vocab_size`, `group_size`, `epsilon_low`, `beta`,
     `max_grad_norm`, ...). `replicated` says whether every rank holds the same weights (found out for DDP).
 
@@ -74,7 +74,7 @@ def begin(settings: Settings | None = None, run_id: str | None = None) -> Agent 
     """Build the agent without anything to watch yet; never raises."""
     try:
         return _build(settings, run_id)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with us, training starts
+    except Exception as error:  # whatever is wrong with us, training starts
         if os.environ.get("GRPO_SENTINEL_STRICT") == "1":
             raise
         return _give_up(f"{error}" if isinstance(error, SentinelError) else f"{type(error).__name__}: {error}")
@@ -115,7 +115,9 @@ def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
     guard.on_failure(
         lambda probe, reason, trace: agent.event("probe_error", {"probe": probe, "error": reason, "traceback": trace})
     )
-    agent.event("core", {"voting": agent.core.voting, "over": handshake.over, "reason": handshake.reason, "world": world})
+    agent.event(
+        "core", {"voting": agent.core.voting, "over": handshake.over, "reason": handshake.reason, "world": world}
+    )
     if not agent.core.voting:
         say(
             f"step vote off on every rank ({handshake.reason}): the gate is local, halting is refused; "
@@ -144,7 +146,7 @@ def _handshake(settings: Settings) -> Handshake:
 
 
 def _open_ring(settings: Settings, rank: int, world: int, run_id: str) -> tuple[Writer, Path | None]:
-    """Make this rank's segment; without one the core still works, so a full /dev/shm on one node halts nobody's vote."""
+    """Make this rank's segment; without one the core still works, so a full /dev/shm stops no vote."""
     try:
         geometry = Geometry(slots=settings.segment_slots, event_slots=settings.event_slots)
         directory = run_dir(choose_root(), run_id or derive_run_id())
@@ -168,7 +170,9 @@ def _feed(
     if trainer is not None:
         target = next((where for method, where in _TRAINERS.items() if hasattr(trainer, method)), None)
         if target is None:
-            raise SentinelError(f"attach: {type(trainer).__name__} is no transformers or TRL trainer; pass model= and optimizer=")
+            raise SentinelError(
+                f"attach: {type(trainer).__name__} is no transformers or TRL trainer; pass model= and optimizer="
+            )
         module, _, name = target.partition(":")
         getattr(import_module(module), name)(agent, trainer, config)
         return

@@ -63,7 +63,7 @@ class Guard:
         self._depth += 1
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the one place that keeps the agent's errors from the trainer
+        except Exception as error:  # the one place that keeps the agent's errors from the trainer
             if self.strict:
                 raise
             self._fail(probe, error, switch_off)

@@ -49,7 +49,9 @@ class Settings:
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ConfigError(f"agent setting {name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}")
+                raise ConfigError(
+                    f"agent setting {name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
         for name, least in _AT_LEAST.items():
             if not _is_number(getattr(self, name)) or getattr(self, name) < least:
                 raise ConfigError(f"agent setting {name}: expected a number >= {least:g}, got {getattr(self, name)!r}")
@@ -83,11 +85,15 @@ def _read_json(text: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"GRPO_SENTINEL_SETTINGS is not JSON ({error}); give an object such as {{\"gate\": \"skip\"}}") from error
+        raise ConfigError(
+            f'GRPO_SENTINEL_SETTINGS is not JSON ({error}); give an object such as {{"gate": "skip"}}'
+        ) from error
     if not isinstance(fields, dict):
         raise ConfigError(f"GRPO_SENTINEL_SETTINGS: expected a JSON object, got {type(fields).__name__}")
     known = {field.name for field in dataclasses.fields(Settings)}
     unknown = sorted(set(fields) - known)
     if unknown:
-        raise ConfigError(f"GRPO_SENTINEL_SETTINGS: unknown setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"GRPO_SENTINEL_SETTINGS: unknown setting {unknown[0]!r}; known are {', '.join(sorted(known))}"
+        )
     return fields

@@ -53,4 +53,3 @@ class NoWriter:
 
     def close(self, detail: str = "finished") -> None:
         """Do nothing."""
-

@@ -1,17 +1,17 @@
 """A PyTorch loop of one's own: the optimizer's hooks vote and gate, the loop calls `observe_*` and `end_step`.
 
-    agent = attach(model=model, optimizer=optimizer, vocab_size=..., group_size=...)
-    for batch in batches:
-        agent.observe_data(batch)
-        loss = ...; loss.backward()
-        optimizer.step()                       # votes first; a non-finite update is skipped on all ranks
-        optimizer.zero_grad()
-        verdict = agent.end_step()
-        if verdict.checkpoint:
-            save(path); agent.checkpoint_saved(path)
-        if verdict.halt:
-            break
-    agent.close()
+agent = attach(model=model, optimizer=optimizer, vocab_size=..., group_size=...)
+for batch in batches:
+    agent.observe_data(batch)
+    loss = ...; loss.backward()
+    optimizer.step()                       # votes first; a non-finite update is skipped on all ranks
+    optimizer.zero_grad()
+    verdict = agent.end_step()
+    if verdict.checkpoint:
+        save(path); agent.checkpoint_saved(path)
+    if verdict.halt:
+        break
+agent.close()
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""transformers' Trainer: phases, data, loss, gradients, vote, gate and halt from its callbacks and a few wrapped methods.
+"""transformers' Trainer: phases, data, loss, gradients, vote, gate and halt from callbacks and wrapped methods.
 
     order of one step:  on_step_begin, (training_step: compute_loss, backward) x micro-batches, clip_grad_norm_,
                         on_pre_optimizer_step (vote), optimizer.step (gate), on_step_end (verdict), save
@@ -37,7 +37,9 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
         self._alone = agent is None
         self._verdict = Verdict()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kw: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kw: Any
+    ) -> None:
         """Take model and optimizer as they are after preparation (FSDP replaces the parameters)."""
         if self._alone:
             self.agent = begin()
@@ -76,7 +78,9 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Acknowledge the checkpoint that this rank has just finished writing."""
         if isinstance(self.agent, Agent):
-            self.agent.checkpoint_saved(os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}")))
+            self.agent.checkpoint_saved(
+                os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
+            )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Close the segment: finished, or halted."""
@@ -230,7 +234,9 @@ def configuration(args: Any, model: Any) -> dict[str, Any]:
         "fp16",
         "seed",
     )
-    found = {name: getattr(args, name) for name in names if isinstance(getattr(args, name, None), (int, float, str, bool))}
+    found = {
+        name: getattr(args, name) for name in names if isinstance(getattr(args, name, None), (int, float, str, bool))
+    }
     found["output_dir"] = os.path.abspath(args.output_dir)
     found["save_strategy"] = str(getattr(args.save_strategy, "value", args.save_strategy))
     found["lr_scheduler_type"] = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))

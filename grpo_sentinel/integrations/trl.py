@@ -51,7 +51,8 @@ class GrpoFeed(TrainerFeed):
         wrap(self.trainer, "_generate_and_score_completions", self._generate)
         if not wrap(self.trainer, "_calculate_rewards", self._calculate_rewards):
             self.agent.event("note", {"text": "this TRL has no _calculate_rewards: the reward layer is not watched"})
-        if not any([wrap(self.trainer, name, self._log_probs) for name in _LOGPS]):
+        wrapped = [wrap(self.trainer, name, self._log_probs) for name in _LOGPS]
+        if not any(wrapped):
             self.agent.event("note", {"text": "this TRL has no log-prob method: the policy layer sees only the loss"})
         self._time_reward_functions()
         super().install(config)
@@ -84,7 +85,9 @@ class GrpoFeed(TrainerFeed):
 
         return _calculate_rewards
 
-    def _look_at_rewards(self, rewards: torch.Tensor, prompts: Sequence[Any], completions: Sequence[Any], rest: Any) -> None:
+    def _look_at_rewards(
+        self, rewards: torch.Tensor, prompts: Sequence[Any], completions: Sequence[Any], rest: Any
+    ) -> None:
         trainer, agent = self.trainer, self.agent
         rows = len(prompts)
         start = trainer.accelerator.process_index * rows if rewards.shape[0] != rows else 0
@@ -230,9 +233,13 @@ def grpo_configuration(trainer: Any) -> dict[str, Any]:
         if isinstance(value, (int, float, str, bool)):
             found[name] = value
     scale = getattr(args, "scale_rewards", None)
-    found["scale_rewards"] = {True: "group", False: "none"}.get(scale, str(scale)) if isinstance(scale, bool) else str(scale)
+    found["scale_rewards"] = (
+        {True: "group", False: "none"}.get(scale, str(scale)) if isinstance(scale, bool) else str(scale)
+    )
     found["epsilon_low"] = getattr(trainer, "epsilon_low", getattr(args, "epsilon", 0.2))
-    found["epsilon_high"] = getattr(trainer, "epsilon_high", None) or getattr(args, "epsilon_high", None) or found["epsilon_low"]
+    found["epsilon_high"] = (
+        getattr(trainer, "epsilon_high", None) or getattr(args, "epsilon_high", None) or found["epsilon_low"]
+    )
     found["group_size"] = int(getattr(trainer, "num_generations", 0)) or None
     found["reward_functions"] = [str(name) for name in getattr(trainer, "reward_func_names", [])]
     found.update(_token_ids(trainer))

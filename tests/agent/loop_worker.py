@@ -1,6 +1,6 @@
 """A plain PyTorch DDP loop on CPU, watched by the agent; faults are put in by options.
 
-    python loop_worker.py OUT '{"steps": 6, ...}'
+python loop_worker.py OUT '{"steps": 6, ...}'
 """
 
 import hashlib
@@ -52,9 +52,7 @@ if mine("broken_probe"):
 
     observing.gradient_probe.observe = broken
 if mine("local_nan"):
-    net[2].weight.register_hook(
-        lambda g: torch.full_like(g, float("nan")) if step >= mine("local_nan")[1] else g
-    )
+    net[2].weight.register_hook(lambda g: torch.full_like(g, float("nan")) if step >= mine("local_nan")[1] else g)
 
 data = torch.Generator().manual_seed(RANK)
 verdicts, gone, skipped_states = [], 0, []
@@ -62,8 +60,11 @@ for step in range(1, OPTIONS.get("steps", 6) + 1):
     ask = OPTIONS.get("ask")
     if ask and ask["rank"] == RANK and ask["step"] == step:
         directory = run_dir(Path(os.environ["GRPO_SENTINEL_DIR"]), "run")
-        write_control(directory, ControlWord(request_id=3, action=Action[ask["action"]], reason="asked", requested_by="user"))
+        write_control(
+            directory, ControlWord(request_id=3, action=Action[ask["action"]], reason="asked", requested_by="user")
+        )
     if mine("vote_breaks_at") and mine("vote_breaks_at")[1] == step:
+
         class Broken:
             def maximum(self, words):
                 raise RuntimeError("the group is gone")
@@ -72,7 +73,7 @@ for step in range(1, OPTIONS.get("steps", 6) + 1):
     if OPTIONS.get("data"):
         ids = torch.randint(0, 100, (4, 6), generator=data)
         agent.observe_data(input_ids=ids, attention_mask=torch.ones_like(ids))
-    for micro in range(OPTIONS.get("accumulation", 1)):
+    for _ in range(OPTIONS.get("accumulation", 1)):
         x = torch.randn(4, 8, generator=data)
         loss = (model(x) ** 2).mean()
         loss.backward()

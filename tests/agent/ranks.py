@@ -19,7 +19,11 @@ def free_port() -> int:
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:
     """A clean environment: one thread, our package, rings under `folder`."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GRPO_SENTINEL", "TORCHELASTIC", "SLURM", "RANK", "WORLD"))}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("GRPO_SENTINEL", "TORCHELASTIC", "SLURM", "RANK", "WORLD"))
+    }
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent), str(ROOT / "tests" / "integrations")]),
@@ -44,7 +48,7 @@ def start_ranks(script: Path, arguments: list[str], folder: Path, world: int, **
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
             }
-        log = open(folder / f"rank{rank}.log", "w")
+        log = open(folder / f"rank{rank}.log", "w")  # noqa: SIM115 - the child inherits it
         started.append(
             subprocess.Popen([sys.executable, str(script), *arguments], env=env, stdout=log, stderr=subprocess.STDOUT)
         )
@@ -98,6 +102,8 @@ class Segment:
         return {record.step: dict(record.values) for record in self.records if record.kind is Kind.STEP}
 
 
-def run_ranks(script: Path, arguments: list[str], folder: Path, world: int, timeout_s: float = 120.0, **extra: str) -> Result:
+def run_ranks(
+    script: Path, arguments: list[str], folder: Path, world: int, timeout_s: float = 120.0, **extra: str
+) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     return Result(folder, wait_for(start_ranks(script, arguments, folder, world, **extra), timeout_s))

@@ -18,7 +18,9 @@ def run(folder, world=2, extra=None, **options):
 
 def test_a_nan_on_one_rank_after_the_all_reduce_makes_no_rank_step_alone(tmp_path):
     result = run(tmp_path, reduced_nan=[1, 3])
-    assert [rank["skipped"] for rank in result.ranks] == [[[3, True]], [[3, True]]], "both skip, weights and moments kept"
+    assert [rank["skipped"] for rank in result.ranks] == [[[3, True]], [[3, True]]], (
+        "both skip, weights and moments kept"
+    )
     assert result.ranks[0]["weights"] == result.ranks[1]["weights"]
     assert all(rank["finite"] for rank in result.ranks)
     skip = result.segment(0).of("skip")

@@ -89,7 +89,7 @@ trainer = GRPOTrainer(
 
 
 def due():
-    return trainer.state.global_step + 1 >= OPTIONS.get("fault_step", 3) and RANK == OPTIONS.get("fault_rank", 1)
+    return trainer.state.global_step + 1 >= OPTIONS.get("fault_step", 3) and OPTIONS.get("fault_rank", 1) == RANK
 
 
 fault = OPTIONS.get("fault")
@@ -127,7 +127,9 @@ if OPTIONS.get("halt_at"):
                 from pathlib import Path
 
                 directory = run_dir(Path(os.environ["GRPO_SENTINEL_DIR"]), os.environ["GRPO_SENTINEL_RUN_ID"])
-                write_control(directory, ControlWord(request_id=7, action=Action[action], reason="test", requested_by="user"))
+                write_control(
+                    directory, ControlWord(request_id=7, action=Action[action], reason="test", requested_by="user")
+                )
 
     trainer.add_callback(Ask())
 
@@ -139,7 +141,7 @@ if OPTIONS.get("attach") == "explicit":
 ended = "finished"
 try:
     trainer.train()
-except BaseException as error:
+except BaseException as error:  # noqa: BLE001 - the test wants to know
     ended = f"{type(error).__name__}: {error}"
 weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
 result = {
@@ -148,7 +150,9 @@ result = {
     "log": log.rows,
     "weights": hashlib.sha256(weights).hexdigest(),
     "finite": all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters()),
-    "wrapped": sorted(k for k in vars(trainer) if callable(vars(trainer)[k]) and not isinstance(vars(trainer)[k], torch.nn.Module)),
+    "wrapped": sorted(
+        k for k in vars(trainer) if callable(vars(trainer)[k]) and not isinstance(vars(trainer)[k], torch.nn.Module)
+    ),
 }
 with open(os.path.join(OUT, f"rank{RANK}.json"), "w") as out:
     json.dump(result, out)

@@ -19,7 +19,8 @@ def tokenizer():
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     raw.train_from_iterator(
-        ["user assistant 1 + 2 ="], trainers.BpeTrainer(vocab_size=300, special_tokens=specials, initial_alphabet=alphabet)
+        ["user assistant 1 + 2 ="],
+        trainers.BpeTrainer(vocab_size=300, special_tokens=specials, initial_alphabet=alphabet),
     )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"

@@ -1,0 +1,102 @@
+"""The vote's arithmetic and the core's decisions, without processes."""
+
+import math
+
+import pytest
+
+pytestmark = pytest.mark.torch
+from grpo_sentinel.agent.ballot import CLEAN, NONFINITE, Ballot, count, fill  # noqa: E402
+from grpo_sentinel.agent.core import Core  # noqa: E402
+from grpo_sentinel.agent.handshake import Alone  # noqa: E402
+
+
+class Others:
+    """A transport in which given ballots vote along."""
+
+    def __init__(self, *others):
+        self.others = others
+
+    def maximum(self, words):
+        return [max(column) for column in zip(words, *(fill(other) for other in self.others), strict=True)]
+
+
+def tally(*ballots):
+    return count([max(column) for column in zip(*(fill(ballot) for ballot in ballots), strict=True)])
+
+
+def test_equal_norms_agree_and_one_bit_differs():
+    same = tally(Ballot(rank=0, norm=1.5), Ballot(rank=1, norm=1.5))
+    assert not same.norms_differ
+    other = tally(Ballot(rank=0, norm=1.5), Ballot(rank=1, norm=math.nextafter(1.5, 2)))
+    assert other.norms_differ
+    assert (other.norm_min, other.norm_max) == (1.5, math.nextafter(1.5, 2))
+
+
+def test_nan_norms_of_any_sign_are_equal_and_differ_from_a_number():
+    assert not tally(Ballot(rank=0, norm=math.nan), Ballot(rank=1, norm=-math.nan)).norms_differ
+    assert tally(Ballot(rank=0, norm=math.nan), Ballot(rank=1, norm=3.0)).norms_differ
+    assert tally(Ballot(rank=0, norm=math.inf), Ballot(rank=1, norm=0.0)).norm_min == 0.0
+
+
+def test_the_strongest_request_wins_and_a_rank_that_knows_nothing_never_does():
+    agreed = tally(Ballot(rank=0, action=6, request_id=900), Ballot(rank=1, action=7, request_id=3), Ballot(rank=2))
+    assert (agreed.action, agreed.request_id) == (7, 3)
+    silent = tally(Ballot(rank=0), Ballot(rank=1))
+    assert (silent.action, silent.norm_min, silent.norm_max, silent.digests_differ) == (0, None, None, False)
+
+
+def test_flagged_ranks_are_the_first_and_the_last():
+    agreed = tally(*(Ballot(rank=rank, flag=NONFINITE if rank in (2, 5) else CLEAN) for rank in range(8)))
+    assert (agreed.flag, agreed.first_flagged, agreed.last_flagged) == (NONFINITE, 2, 5)
+    assert tally(Ballot(rank=0, flag=NONFINITE), Ballot(rank=1)).first_flagged == 0
+    assert tally(Ballot(rank=0), Ballot(rank=1)).first_flagged == -1
+
+
+def test_digests_differ_only_between_ranks_that_have_one():
+    assert not tally(Ballot(rank=0, digest=5), Ballot(rank=1)).digests_differ
+    assert tally(Ballot(rank=0, digest=5), Ballot(rank=1, digest=6)).digests_differ
+
+
+def test_a_vote_between_versions_is_refused():
+    words = fill(Ballot(rank=0))
+    words[0] += 1
+    with pytest.raises(ValueError, match="different versions"):
+        count(words)
+
+
+@pytest.mark.parametrize(
+    ("norm", "bound", "gate", "skipped"),
+    [
+        (1.0, math.inf, "skip", False),
+        (math.nan, math.inf, "skip", True),
+        (math.inf, math.inf, "halt", True),
+        (math.nan, math.inf, "off", False),
+        (5.0, 4.0, "skip", True),
+        (4.0, 4.0, "skip", False),
+        (None, 1.0, "skip", False),
+    ],
+)
+def test_the_gate_stops_what_is_not_finite_or_above_the_bound(norm, bound, gate, skipped):
+    core = Core(rank=0, transport=Alone(), gate=gate)
+    assert core.decide(norm, bound=bound).skip is skipped
+    assert core.skipped_updates == skipped
+
+
+def test_a_flag_of_another_rank_stops_this_one():
+    core = Core(rank=0, transport=Others(Ballot(rank=1, flag=NONFINITE, norm=math.nan)))
+    outcome = core.decide(1.0)
+    assert outcome.skip
+    assert (outcome.first_flagged, outcome.norms_differ) == (1, True)
+
+
+def test_between_votes_the_gate_is_local_and_no_request_is_agreed():
+    core = Core(rank=0, transport=Others(Ballot(rank=1, action=7, request_id=1)), vote_every=3)
+    seen = [(core.decide(1.0).voted, core.voting) for _ in range(4)]
+    assert seen == [(True, True), (False, True), (False, True), (True, True)]
+    assert Core(rank=0, transport=Others(), vote_every=2).decide(1.0, action=7, request_id=2).action == 7
+
+
+def test_without_a_vote_a_request_is_not_acted_on():
+    core = Core(rank=0, transport=None, why_off="no core on rank 3")
+    outcome = core.decide(math.nan, action=7, request_id=1)
+    assert (outcome.action, outcome.voted, outcome.skip) == (0, False, True)

@@ -1,0 +1,93 @@
+"""One request's life on a rank, told by its acknowledgements."""
+
+import itertools
+
+import pytest
+
+from grpo_sentinel.agent.halt import HaltDesk
+from grpo_sentinel.records import Action, ControlWord, HaltState
+
+_places = itertools.count()
+
+
+class Paper:
+    def __init__(self, word=None):
+        self.word = word
+
+    def read(self):
+        return self.word
+
+
+@pytest.fixture
+def desk():
+    acks = []
+    paper = Paper()
+    made = HaltDesk(paper, acks.append, where=f"place {next(_places)}")
+    made.paper, made.acks = paper, acks
+    made.states = lambda: [(ack.request_id, ack.state, ack.detail) for ack in acks]
+    return made
+
+
+def ask(request_id, action=Action.CHECKPOINT_AND_HALT):
+    return ControlWord(request_id=request_id, action=action, reason="why")
+
+
+def test_a_halt_is_voted_saved_and_done(desk):
+    desk.paper.word = ask(4)
+    assert desk.pending().request_id == 4
+    desk.agreed(7, 4, step=9)
+    verdict = desk.verdict(skipped=False)
+    assert (verdict.halt, verdict.checkpoint, verdict.request_id, verdict.reason) == (True, True, 4, "why")
+    desk.saved("/here/checkpoint-9")
+    assert desk.states() == [
+        (4, HaltState.VOTED, "why"),
+        (4, HaltState.CHECKPOINTING, ""),
+        (4, HaltState.DONE, "/here/checkpoint-9"),
+    ]
+    assert desk.halted
+    assert desk.pending() is None, "a request is carried out once"
+
+
+def test_another_nodes_request_is_acknowledged_under_its_own_id(desk):
+    desk.pending()
+    desk.agreed(8, 31, step=2)
+    assert desk.verdict(skipped=False).halt
+    assert desk.states() == [(31, HaltState.VOTED, ""), (31, HaltState.DONE, "")]
+
+
+def test_mild_actions_are_not_put_to_the_vote(desk):
+    desk.paper.word = ask(1, Action.STACKS)
+    assert desk.pending() is None
+    assert desk.agreed(0, 0, step=1) is None
+    assert desk.states() == []
+
+
+def test_a_run_that_ends_first_says_finished(desk):
+    desk.paper.word = ask(2)
+    desk.run_ended(12)
+    assert [(ack.state, ack.step) for ack in desk.acks] == [(HaltState.FINISHED, 12)]
+
+
+def test_a_loop_that_ends_without_saving_has_failed(desk):
+    desk.paper.word = ask(2)
+    desk.pending()
+    desk.agreed(7, 2, step=3)
+    desk.verdict(skipped=False)
+    desk.run_ended(3)
+    assert desk.acks[-1].state is HaltState.FAILED
+
+
+def test_a_request_is_refused_once(desk):
+    desk.paper.word = ask(5)
+    for _ in range(3):
+        desk.pending()
+        desk.refuse(1, "ranks cannot agree")
+    assert desk.states() == [(5, HaltState.REFUSED, "ranks cannot agree")]
+
+
+def test_a_second_attachment_does_not_repeat_a_request_already_carried_out(desk):
+    desk.paper.word = ask(5)
+    desk.pending()
+    desk.agreed(7, 5, step=1)
+    again = HaltDesk(desk.paper, desk.acks.append, where=desk._where)
+    assert again.pending() is None

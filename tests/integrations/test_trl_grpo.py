@@ -1,0 +1,149 @@
+"""A real, tiny TRL GRPO run: attached by hand, by callback and with no line of code; watched, gated, halted."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_sentinel.records import HaltState, Kind
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
+from ranks import ROOT, run_ranks
+
+pytestmark = pytest.mark.torch
+SCRIPT = Path(__file__).with_name("grpo_script.py")
+ZERO_CODE = Path(__file__).with_name("zero_code.py")
+
+
+@pytest.fixture(scope="session")
+def assets(tmp_path_factory):
+    from tiny import build
+
+    return build(tmp_path_factory.mktemp("tiny-policy"))
+
+
+@pytest.fixture
+def grpo(assets, tmp_path):
+    """Run the script on real ranks: `grpo("name", world=2, fault=...)`."""
+
+    def run(name="out", world=1, script=SCRIPT, extra=None, **options):
+        folder = tmp_path / name
+        arguments = [str(assets), str(folder), json.dumps(options)]
+        return run_ranks(
+            script, arguments, folder, world, timeout_s=200, **{"GRPO_SENTINEL_STRICT": "1", **(extra or {})}
+        )
+
+    return run
+
+
+def layers_of(values):
+    return {name.partition(".")[0] for name in values}
+
+
+def test_every_layer_is_recorded_from_a_real_trainer_and_nothing_it_computes_changes(grpo):
+    plain = grpo("plain", iterations=2, beta=0.04).ranks[0]
+    result = grpo("watched", attach="explicit", iterations=2, beta=0.04)
+    watched = result.ranks[0]
+    assert watched["log"] == plain["log"], "losses, rewards and norms are bit-identical"
+    assert watched["weights"] == plain["weights"]
+    assert watched["wrapped"] == plain["wrapped"], "everything wrapped was put back"
+    segment = result.segment(0)
+    steps = segment.steps()
+    assert list(steps) == [1, 2, 3, 4]
+    seen = set().union(*(layers_of(record.values) for record in segment.records))
+    assert seen >= {"data", "reward", "policy", "gradient", "optimizer", "memory", "time", "sentinel"}
+    assert [row["grad_norm"] for row in watched["log"][:4]] == [steps[s]["gradient.norm_preclip"] for s in steps]
+    assert [(r.step, r.generation) for r in segment.records if r.kind is Kind.GENERATION] == [(1, 1), (3, 2)]
+    assert steps[2]["policy.on_policy"] == 0
+    assert steps[1]["policy.on_policy"] == 1
+    assert segment.closed == "finished"
+    assert segment.of("probe_error") == []
+    config = segment.of("config")[0]
+    assert (config["loss_type"], config["num_generations"], config["beta"], config["vocab_size"]) == (
+        "dapo",
+        4,
+        0.04,
+        320,
+    )
+
+
+def test_the_data_record_goes_out_before_the_step_record(grpo):
+    kinds = [(record.step, record.kind) for record in grpo(attach="explicit", steps=2).segment(0).records]
+    assert kinds == [(s, kind) for s in (1, 2) for kind in (Kind.GENERATION, Kind.DATA, Kind.STEP)]
+
+
+def test_without_a_line_of_code_the_rank_with_the_bad_gradient_names_itself_and_weights_stay_clean(grpo):
+    result = grpo(world=2, script=ZERO_CODE, extra={"GRPO_SENTINEL": "1"}, steps=5, fault="local_nan")
+    first, second = result.ranks
+    assert first["finite"]
+    assert first["weights"] == second["weights"]
+    named = [event for event in result.segment(1).of("nonfinite") if event["where"] == "before_reduce"]
+    assert {event["step"] for event in named} == {4, 5}
+    assert named[0]["names"] == ["model.layers.1.mlp.up_proj.weight"]
+    assert not [event for event in result.segment(0).of("nonfinite") if event["where"] == "before_reduce"]
+    assert [event["step"] for event in result.segment(0).of("skip")] == [3, 4, 5]
+    assert result.segment(0).steps()[5]["optimizer.skipped_updates"] == 3
+
+
+def test_a_halt_saves_on_all_ranks_at_the_same_step_though_the_script_never_saves(grpo):
+    result = grpo(world=2, attach="explicit", steps=30, halt_at=[3, 1, "CHECKPOINT_AND_HALT"])
+    assert [(rank["ended"], rank["step"]) for rank in result.ranks] == [("finished", 3)] * 2
+    for rank in (0, 1):
+        segment = result.segment(rank)
+        assert (segment.ack.request_id, segment.ack.state, segment.ack.step) == (7, HaltState.DONE, 3)
+        assert segment.closed == "halted"
+    saved = Path(result.segment(0).ack.detail)
+    assert saved.name == "checkpoint-3"
+    assert (saved / "model.safetensors").exists()
+
+
+def test_the_callback_alone_votes_gates_and_halts(grpo):
+    result = grpo(
+        world=2, attach="callback", steps=30, fault="reduced_nan", fault_step=2, halt_at=[4, 0, "CHECKPOINT_AND_HALT"]
+    )
+    assert [rank["step"] for rank in result.ranks] == [4, 4]
+    assert result.ranks[0]["weights"] == result.ranks[1]["weights"]
+    assert result.ranks[0]["finite"]
+    assert [event["step"] for event in result.segment(1).of("skip")] == [2]
+
+
+def test_an_exception_in_the_training_step_is_told_before_it_leaves(grpo):
+    result = grpo(attach="explicit", fault="raise", fault_rank=0, fault_step=2)
+    assert result.ranks[0]["ended"] == "RuntimeError: injected into the training step"
+    segment = result.segment(0)
+    assert [(e["step"], e["type"], e["message"]) for e in segment.of("exception")] == [
+        (2, "RuntimeError", "injected into the training step")
+    ]
+    assert "faulty_step" in segment.of("exception")[0]["traceback"]
+    assert segment.closed is None, "a crash is no end on purpose"
+
+
+def test_with_accumulation_one_vote_and_one_record_serve_all_micro_batches(grpo):
+    result = grpo(attach="explicit", accumulation=2, steps=3, workers=1)
+    segment = result.segment(0)
+    assert list(segment.steps()) == [1, 2, 3]
+    data = [(r.step, r.micro_batch, r.values["data.samples"]) for r in segment.records if r.kind is Kind.DATA]
+    assert data == [(s, m, 4.0 * (m + 1)) for s in (1, 2, 3) for m in (0, 1)]
+    assert segment.of("probe_error") == []
+
+
+def test_switched_off_by_the_environment_one_line_says_so_and_training_runs(grpo):
+    result = grpo(attach="explicit", extra={"GRPO_SENTINEL": "0"})
+    assert result.ranks[0]["ended"] == "finished"
+    assert result.logs[0].count("grpo-sentinel: not attached") == 1
+    assert not (result.folder / "rings").exists()
+
+
+def test_the_pth_line_is_inert_without_the_switch_and_may_run_twice(tmp_path):
+    import subprocess
+
+    code = (
+        f"import site, sys; site.addsitedir({str(ROOT)!r}); site.addsitedir({str(ROOT)!r}); exec(open({str(ROOT / 'grpo_sentinel.pth')!r}).read());"
+        "print(sum('grpo_sentinel' in type(f).__module__ for f in sys.meta_path), 'torch' in sys.modules)"
+    )
+    for switch, expected in (("1", "1 False"), ("0", "0 False"), ("", "0 False")):
+        env = {"PATH": "/usr/bin:/bin", "GRPO_SENTINEL": switch}
+        done = subprocess.run([sys.executable, "-S", "-c", code], env=env, capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() == expected, done.stderr
+        assert done.stderr == ""
