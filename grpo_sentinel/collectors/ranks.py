@@ -7,6 +7,7 @@ A rank is judged before it is read, so that nothing it wrote before it ended can
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -44,7 +45,7 @@ class RankCollector:
         self._dead_seconds = dead_seconds
         self._aligner = FrameAligner(late_rank_seconds)
         self._segments: dict[Path, RankSegment] = {}
-        self._unreadable: dict[Path, str] = {}  # what has been said already
+        self._unreadable: dict[Path, int] = {}  # files that have been put into words: their inodes
         self._left: set[Path] = set()  # segments whose rank the aligner no longer waits for
         self._restarted: list[int] = []  # ranks whose segment was replaced since the last look
         self._before: list[StepRecord] = []  # what an earlier collector had read, for the steps it left open
@@ -55,18 +56,12 @@ class RankCollector:
         now_ns = self._clock.monotonic_ns()
         readings: list[Reading] = []
         said: dict[str, str] = {}
-        first = self._looked_ns is None
         if self._looked_ns is None or now_ns - self._looked_ns >= _LOOK_EVERY_NS:
+            self._discover(readings, said)
+            self._read(readings, said)  # a mapping may be looked into only after its size has been checked
+            self._judge()
             self._looked_ns = now_ns
-            self._look(readings, said)
-        for path in list(self._segments):
-            try:
-                if first:
-                    self._before.extend(self._segments[path].remember())
-                readings.append(self._segments[path].read())
-            except SegmentError as error:
-                self._say(path, error, said)
-                self._segments.pop(path).close()
+        self._read(readings, said)
         return self._batch(readings, said, now_ns)
 
     def close(self) -> None:
@@ -77,8 +72,8 @@ class RankCollector:
 
     # ---- segments
 
-    def _look(self, readings: list[Reading], said: dict[str, str]) -> None:
-        """Open new and replaced segments and judge which ranks live."""
+    def _discover(self, readings: list[Reading], said: dict[str, str]) -> None:
+        """Open new and replaced segments."""
         for path in list_segments(self._directory):
             old = self._segments.get(path)
             if old is not None and not old.is_replaced:
@@ -90,6 +85,16 @@ class RankCollector:
                 self._unreadable.pop(path, None)
             except SegmentError as error:
                 self._say(path, error, said)
+
+    def _read(self, readings: list[Reading], said: dict[str, str]) -> None:
+        for path, segment in list(self._segments.items()):
+            try:
+                readings.append(segment.read())
+            except SegmentError as error:
+                self._say(path, error, said)
+                self._segments.pop(path).close()
+
+    def _judge(self) -> None:
         for segment in self._segments.values():
             segment.judge(self._clock.wall_ns())
 
@@ -102,12 +107,16 @@ class RankCollector:
                 self._restarted.append(segment.identity.rank)
         else:
             segment.cursor = self._cursors.pop(segment.identity.rank, Cursor())
+            if self._looked_ns is None:
+                self._before.extend(segment.remember())
         self._left.discard(path)
         return segment
 
     def _say(self, path: Path, error: SegmentError, said: dict[str, str]) -> None:
-        if self._unreadable.get(path) != str(error):
-            self._unreadable[path] = said[path.name] = str(error)
+        """Put an unreadable file into words, once as long as it is the same file."""
+        inode = inode_of(path)
+        if self._unreadable.get(path) != inode:
+            self._unreadable[path], said[path.name] = inode, str(error)
 
     # ---- one look
 
@@ -165,3 +174,11 @@ class RankCollector:
 def _in_time(records: Iterable[StepRecord]) -> list[StepRecord]:
     """Sort by the clock that all ranks of a host share, so that a rank that is read later does not look late."""
     return sorted(records, key=lambda record: record.monotonic_ns)
+
+
+def inode_of(path: Path) -> int:
+    """Inode of a file, 0 when it is not there."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
