@@ -18,7 +18,7 @@ _LONGEST_RUN_ID = 120
 def sanitise_run_id(text: str) -> str:
     """Turn any text into a name for a directory: letters, digits, `.`, `_`, `-`; a changed one ends in its CRC."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip(".-")[:_LONGEST_RUN_ID]
-    if clean == text:
+    if clean and clean == text:
         return clean
     return f"{clean or 'run'}-{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}"
 

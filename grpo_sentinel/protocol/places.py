@@ -50,13 +50,13 @@ def _unusable(root: Path, room_bytes: int, *, create: bool) -> str | None:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not root.is_dir():
             return "is not a directory"
-        if not os.access(root, os.W_OK | os.X_OK):
-            return "is not writable"
         space = os.statvfs(root)
     except OSError as error:
         return f"cannot be used ({error.strerror})"
     if space.f_flag & os.ST_RDONLY:
         return "is read-only"
+    if not os.access(root, os.W_OK | os.X_OK):
+        return "is not writable"
     free = space.f_bavail * space.f_frsize
     if space.f_blocks and free < room_bytes:  # a tmpfs without a limit reports 0 blocks
         return f"has only {free >> 10} KiB free"

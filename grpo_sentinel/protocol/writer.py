@@ -165,7 +165,7 @@ class RankWriter:
         geometry = self._geometry
         name = encode(str(kind)[:64])
         room = geometry.event_slot_bytes - layout.SLOT_PREFIX_BYTES - layout.EVENT_HEAD.size - len(name) - 32
-        text, cut = encode_within(body, room)
+        text, cut = encode_within(body if isinstance(body, Mapping) else {"value": body}, room)
         head = layout.EVENT_HEAD.pack(clamp(step, -INT63, INT63), self._wall_ns(), cut)
         offset = geometry.events_at + self._event % geometry.event_slots * geometry.event_slot_bytes
         store_slot(
