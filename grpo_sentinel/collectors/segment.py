@@ -82,12 +82,14 @@ class RankSegment:
     def status(self, newest_step: int) -> RankStatus:
         """Describe the rank; `newest_step` is that of the node, to say how far this rank is behind."""
         behind = max(0, newest_step - self.last_step)
+        if self._values.get("sentinel.frame_skew_steps") != behind:
+            self._values = MappingProxyType({**self._values, "sentinel.frame_skew_steps": float(behind)})
         return RankStatus(
             identity=self.identity,
             heartbeat=self._reader.heartbeat(),
             liveness=self.liveness,
             last_step=self.last_step,
-            values=MappingProxyType({**self._values, "sentinel.frame_skew_steps": float(behind)}),
+            values=self._values,
             updated_wall_ns=self._updated_wall_ns,
             acknowledgement=self._reader.acknowledgement(),
             cursor=self.cursor,
