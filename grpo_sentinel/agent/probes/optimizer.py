@@ -1,23 +1,59 @@
-"""Optimizer layer: what one step did to the weights, from a fixed hashed sample, and the exact state of the weights."""
+"""Optimizer layer: what one step did to the weights, and the state of weights and moments after it.
+
+    exact, every step         norm, largest element and non-finite state of every weight tensor (one pass)
+    exact, every `full_every` non-finite moments
+    hashed sample             update norm, moment norms, unchanged tensors, updates swallowed by bf16, digest
+
+The sample holds at least `sample_per_tensor` elements of every tensor and more of the large ones, at fixed positions. A
+norm of n sampled elements estimates that of all with a relative standard error near sqrt((kurtosis - 1) / 4n): about 0.7 %
+for Gaussian updates at n = 10000.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from grpo_sentinel.agent.probes.pack import Pack
+from grpo_sentinel.agent.probes import norms, optimizer_facts, sample
+from grpo_sentinel.agent.probes.flat import flat, plain_name
+from grpo_sentinel.agent.probes.optimizer_finish import Layout, finish
+from grpo_sentinel.agent.probes.pack import Pack, vector, wide_dtype
+
+_EXTRA_ROWS = 128
+_DIGEST_BITS = 52
+_MOMENTS = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",))
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The optimizer's tensors that can be read, for the time of one call: views, never kept."""
+
+    parameters: list[torch.Tensor]
+    flats: list[torch.Tensor]
+    plan: sample.Rows
 
 
 class OptimizerProbe:
-    """Watches one optimizer; keeps index plans and counters, no tensor of the user beyond one step."""
+    """Watches one optimizer; keeps index plans, counters and one small sample, no tensor of the user."""
 
     def __init__(self, *, sample_per_tensor: int = 64, full_every: int = 16, replicated: bool = True) -> None:
         """`replicated`: every rank holds the same weights (DDP), so a digest of them can be compared."""
+        self._width = sample_per_tensor
+        self._full_every = full_every
+        self._replicated = replicated
+        self._before: torch.Tensor | None = None
+        self._calls = 0
+        self._skips = optimizer_facts.SkipCounter()
+        self._factors: torch.Tensor | None = None
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember the sampled weights (a small copy on the device), from the inner optimizer's step pre-hook."""
-        raise NotImplementedError
+        with torch.no_grad():
+            weights = self._weights(optimizer)
+            self._before = sample.gather(weights.flats, weights.plan.cuts)
 
     def after_step(
         self,
@@ -25,21 +61,168 @@ class OptimizerProbe:
         *,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         learning_rate_expected: float | None = None,
-        scaler: object | None = None,
-        engine: object | None = None,
+        scaler: Any = None,
+        engine: Any = None,
         skipped: bool = False,
     ) -> Pack:
         """Compare with `before_step` and read weights, moments and static facts, from the step post-hook.
 
-        `skipped`: the gate stopped this update. Also works when `before_step` was never called (no update signals).
-        Also call it, with applied=False by absence of before_step, after a step that an engine skipped. Never
-        synchronises.
+        `skipped`: the gate stopped this update. Without `before_step` there are no update signals. Also call it after a
+        step that a scaler or an engine skipped (no hook fires then). Never synchronises, changes no tensor.
         """
-        raise NotImplementedError
+        named = list(named_parameters) if named_parameters is not None else None
+        before, self._before = self._before, None
+        self._calls += 1
+        facts = optimizer_facts.observe(optimizer, named, learning_rate_expected)
+        facts.update(self._skips.observe(scaler, engine))
+        applied = before is not None and not skipped and facts.get("optimizer.scaler_skipped_now", 0.0) == 0.0
+        facts.pop("optimizer.scaler_skipped_now", None)
+        facts["optimizer.step_skipped"] = float(skipped)
+        facts["optimizer.step_applied"] = float(applied)
+        with torch.no_grad():
+            weights = self._weights(optimizer)
+            values, layout = self._read(optimizer, weights, before, facts, named)
+        return Pack("optimizer", values, finish, layout)
 
     def digest(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         """Digest the bits of a fixed sample of the weights: 0-d float64 on the device, an integer below 2**52.
 
         Equal weights give equal digests on every rank; for the step vote. Never synchronises.
         """
-        raise NotImplementedError
+        with torch.no_grad():
+            weights = self._weights(optimizer)
+            return self._digest(sample.gather(weights.flats, weights.plan.cuts))
+
+    def _weights(self, optimizer: torch.optim.Optimizer) -> _Weights:
+        parameters, flats = [], []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                view = flat(parameter) if parameter.requires_grad else None
+                if view is not None and view.numel():
+                    parameters.append(parameter)
+                    flats.append(view)
+        plan = sample.rows(_numels(flats), _devices(flats), self._width, _EXTRA_ROWS)
+        return _Weights(parameters, flats, plan)
+
+    def _read(
+        self,
+        optimizer: torch.optim.Optimizer,
+        weights: _Weights,
+        before: torch.Tensor | None,
+        facts: dict[str, float],
+        named: Sequence[tuple[str, torch.nn.Parameter]] | None,
+    ) -> tuple[torch.Tensor, Layout]:
+        extremes = norms.read(weights.flats)
+        after = sample.gather(weights.flats, weights.plan.cuts)
+        pieces: dict[str, torch.Tensor] = {"squares": extremes.squares, "low": extremes.low, "high": extremes.high}
+        moved = self._moments(optimizer, weights, pieces)
+        if before is not None and before.shape == after.shape:
+            pieces.update(_changes(before, after, moved, weights))
+        if self._replicated and len(after):
+            pieces["digest"] = self._digest(after)
+        if self._full_every and self._calls % self._full_every == 1 % self._full_every:
+            pieces.update(_nonfinite_moments(optimizer, weights.parameters))
+        layout = Layout(
+            fields=tuple((name, piece.numel()) for name, piece in pieces.items()),
+            names=_names(weights.parameters, named),
+            pieces=extremes.pieces,
+            plan=weights.plan,
+            facts=facts,
+        )
+        return vector(list(pieces.values())), layout
+
+    def _moments(
+        self, optimizer: torch.optim.Optimizer, weights: _Weights, pieces: dict[str, torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Sample both moments at the weights' places; give the first one, whose zeros moved nothing."""
+        first: torch.Tensor | None = None
+        for order, names in enumerate(_MOMENTS, start=1):
+            views = _fitting([_state(optimizer, parameter, names) for parameter in weights.parameters], weights.flats)
+            if all(view is None for view in views):
+                continue  # before the first update, or an optimizer without this moment
+            taken = sample.gather(views, weights.plan.cuts)
+            pieces[f"moment{order}"] = _row_squares(taken, weights.plan.width)
+            first = taken if order == 1 else first
+        return first
+
+    def _digest(self, sampled: torch.Tensor) -> torch.Tensor:
+        """Hash bits and places: sum of bits times odd factors, modulo 2**52 (int64 wraps, so the order does not matter)."""
+        if not len(sampled):
+            return torch.zeros((), dtype=torch.float64, device=sampled.device)
+        bits = sampled.contiguous().view(_bits_of(sampled.dtype)).long()
+        if self._factors is None or self._factors.device != bits.device or len(self._factors) != len(bits):
+            self._factors = ((sample.hashed(len(bits), salt=1) * 2.0**_DIGEST_BITS).long() * 2 + 1).to(bits.device)
+        return ((bits * self._factors).sum() & ((1 << _DIGEST_BITS) - 1)).to(wide_dtype(bits.device))
+
+
+def _changes(
+    before: torch.Tensor, after: torch.Tensor, moment: torch.Tensor | None, weights: _Weights
+) -> dict[str, torch.Tensor]:
+    """Per row of the sample: squared change, elements changed; and bf16 weights that an update should have moved."""
+    width = weights.plan.width
+    wide = wide_dtype(after.device)
+    changed = before != after
+    out = {
+        "update": _row_squares(after.to(wide) - before.to(wide), width),
+        "changed": changed.view(-1, width).sum(1),
+    }
+    narrow = _bf16_rows(weights)
+    if narrow is not None:
+        intended = _gradients(weights) if moment is None else moment
+        meant = (intended != 0).view(-1, width) & narrow.to(after.device)
+        out["meant"] = meant.sum()
+        out["swallowed"] = (meant & ~changed.view(-1, width)).sum()
+    return out
+
+
+def _gradients(weights: _Weights) -> torch.Tensor:
+    """Sample the gradients, for optimizers without a first moment; a missing gradient moves nothing."""
+    views = [None if parameter.grad is None else flat(parameter.grad) for parameter in weights.parameters]
+    return sample.gather(_fitting(views, weights.flats), weights.plan.cuts)
+
+
+def _fitting(views: Sequence[torch.Tensor | None], flats: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Leave out what has not the size of its weight: the plan's places mean nothing in it."""
+    pairs = zip(views, flats, strict=True)
+    return [view if view is not None and view.numel() == owner.numel() else None for view, owner in pairs]
+
+
+def _bf16_rows(weights: _Weights) -> torch.Tensor | None:
+    """Mark the rows of bf16 weights, R x 1; None when there are none."""
+    narrow = torch.tensor([view.dtype == torch.bfloat16 for view in weights.flats])
+    return narrow[weights.plan.owner].unsqueeze(1) if bool(narrow.any()) else None
+
+
+def _nonfinite_moments(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    views = [_state(optimizer, parameter, names) for names in _MOMENTS for parameter in parameters]
+    held = [view for view in views if view is not None and view.numel()]
+    return {"moment_squares": norms.read(held).squares} if held else {}
+
+
+def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, names: Sequence[str]) -> torch.Tensor | None:
+    state = optimizer.state.get(parameter)
+    tensor = next((state[name] for name in names if isinstance(state.get(name), torch.Tensor)), None) if state else None
+    return None if tensor is None else flat(tensor)
+
+
+def _row_squares(sampled: torch.Tensor, width: int) -> torch.Tensor:
+    real = torch.view_as_real(sampled).flatten() if sampled.dtype.is_complex else sampled
+    width = width * 2 if sampled.dtype.is_complex else width
+    return real.to(wide_dtype(real.device)).square().view(-1, width).sum(1)
+
+
+def _names(parameters: Sequence[torch.Tensor], named: Sequence[tuple[str, Any]] | None) -> tuple[str, ...]:
+    known = {id(parameter): plain_name(name) for name, parameter in named or ()}
+    return tuple(known.get(id(parameter), f"parameter_{index}") for index, parameter in enumerate(parameters))
+
+
+def _numels(flats: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    return tuple(view.numel() for view in flats)
+
+
+def _devices(flats: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    return tuple(str(view.device) for view in flats)
+
+
+def _bits_of(dtype: torch.dtype) -> torch.dtype:
+    return {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(dtype.itemsize, torch.int64)

@@ -1,54 +1,108 @@
 """Named partials of masked tensors: small reductions on the device whose names say how micro-batches merge.
 
-    sum:x  added     min:x max:x  extremes     m2:x mean:x n:x  (together)  moments, merged pairwise
+    sum:x  added     min:x max:x  extremes     n:x mean:x m2:x  (together)  moments, merged pairwise
     lse:x  logarithm of a sum of exponentials, merged without overflow
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from grpo_sentinel.agent.probes.pack import Part
+from grpo_sentinel.agent.probes.pack import Part, vector, wide_dtype
 from grpo_sentinel.stats import Comoments, Moments
 
-Named = dict[str, torch.Tensor]
+_FILL = {"sum": 0.0, "min": math.inf, "max": -math.inf, "lse": -math.inf}
+_REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "count": lambda rows: rows.sum(1),
+    "sum": lambda rows: rows.sum(1),
+    "min": lambda rows: rows.amin(1),
+    "max": lambda rows: rows.amax(1),
+    "lse": lambda rows: torch.logsumexp(rows, 1),
+}
+_HELD_ELEMENTS = 1 << 22  # reductions of one kind wait for each other until they hold so much (32 MiB)
 
 
-def total(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """Sum where `keep`; what is left out may be NaN."""
-    return torch.where(keep, x, 0.0).sum()
+class Bag:
+    """Collects reductions and runs those of one kind together: a few kernels instead of a hundred small ones."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._values: list[torch.Tensor] = []
+        self._waiting: dict[tuple[str, torch.Size], list[tuple[str, torch.Tensor, torch.Tensor]]] = {}
+
+    def count(self, name: str, keep: torch.Tensor) -> None:
+        """Count where `keep`."""
+        self._wait("count", name, keep, keep)
+
+    def total(self, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
+        """Sum where `keep`; what is left out may be NaN."""
+        self._wait("sum", name, x, keep)
+
+    def low(self, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
+        """Take the minimum where `keep`, +inf when nothing is kept."""
+        self._wait("min", name, x, keep)
+
+    def high(self, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
+        """Take the maximum where `keep`, -inf when nothing is kept."""
+        self._wait("max", name, x, keep)
+
+    def log_sum(self, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
+        """Take ln of the sum of exp(x) where `keep`, -inf when nothing is kept."""
+        self._wait("lse", name, x, keep)
+
+    def put(self, names: Sequence[str], values: torch.Tensor) -> None:
+        """Take numbers that are reduced already."""
+        self.names.extend(names)
+        self._values.append(values)
+
+    def moments(self, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
+        """Take count, mean and squared deviations where `keep`: two passes, so nothing cancels."""
+        count = keep.sum()
+        mean = torch.where(keep, x, 0.0).sum() / count.clamp(min=1)
+        m2 = torch.where(keep, x - mean, 0.0).square().sum()
+        self.put([f"{field}:{name}" for field in ("n", "mean", "m2")], torch.stack([count.to(m2.dtype), mean, m2]))
+
+    def comoments(self, name: str, x: torch.Tensor, y: torch.Tensor, keep: torch.Tensor) -> None:
+        """Take the moments of pairs where `keep`."""
+        count = keep.sum()
+        pair = torch.where(keep, torch.stack([x, y]), 0.0).flatten(1)
+        means = pair.sum(1, keepdim=True) / count.clamp(min=1)
+        dx, dy = torch.where(keep.flatten(), pair - means, 0.0).unbind(0)
+        fields = [f"{field}:{name}" for field in ("n", "mean_x", "mean_y", "m2_x", "m2_y", "cross")]
+        squares = torch.stack([dx * dx, dy * dy, dx * dy]).sum(1)
+        self.put(fields, torch.cat([count.to(squares.dtype).reshape(1), means.flatten(), squares]))
+
+    def vector(self, device: torch.device | None) -> torch.Tensor:
+        """Run what waits and join everything, in the order of `names`."""
+        for kind, shape in list(self._waiting):
+            self._run(kind, shape)
+        return vector(self._values, device)
+
+    def _wait(self, kind: str, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
+        if not keep.numel():
+            empty = _FILL.get(kind, 0.0)
+            self.put([_prefixed(kind, name)], torch.full((1,), empty, dtype=wide_dtype(keep.device), device=keep.device))
+            return
+        queue = self._waiting.setdefault((kind, keep.shape), [])
+        queue.append((name, x, keep))
+        if len(queue) * keep.numel() > _HELD_ELEMENTS:
+            self._run(kind, keep.shape)
+
+    def _run(self, kind: str, shape: torch.Size) -> None:
+        queue = self._waiting.pop((kind, shape))
+        keeps = torch.stack([keep for _, _, keep in queue]).flatten(1)
+        if kind == "count":
+            rows = keeps
+        else:
+            rows = torch.where(keeps, torch.stack([x for _, x, _ in queue]).flatten(1), _FILL[kind])
+        self.put([_prefixed(kind, name) for name, _, _ in queue], _REDUCE[kind](rows))
 
 
-def smallest(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """Give the minimum where `keep`, +inf when nothing is kept."""
-    return torch.where(keep, x, math.inf).amin() if x.numel() else x.new_full((), math.inf)
-
-
-def largest(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """Give the maximum where `keep`, -inf when nothing is kept."""
-    return torch.where(keep, x, -math.inf).amax() if x.numel() else x.new_full((), -math.inf)
-
-
-def moments(name: str, x: torch.Tensor, keep: torch.Tensor) -> Named:
-    """Give count, mean and squared deviations where `keep`: two passes, so nothing cancels."""
-    count = keep.sum()
-    mean = total(x, keep) / count.clamp(min=1)
-    return {f"n:{name}": count, f"mean:{name}": mean, f"m2:{name}": total((x - mean).square(), keep)}
-
-
-def comoments(name: str, x: torch.Tensor, y: torch.Tensor, keep: torch.Tensor) -> Named:
-    """Give the moments of pairs where `keep`."""
-    out = {**moments(f"{name}.x", x, keep), **moments(f"{name}.y", y, keep)}
-    out[f"cross:{name}"] = total((x - out[f"mean:{name}.x"]) * (y - out[f"mean:{name}.y"]), keep)
-    return out
-
-
-def log_sum_exp(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """Give ln of the sum of exp(x) where `keep`, -inf when nothing is kept."""
-    return torch.logsumexp(torch.where(keep, x, -math.inf).flatten(), 0)
+def _prefixed(kind: str, name: str) -> str:
+    return f"sum:{name}" if kind == "count" else f"{kind}:{name}"
 
 
 class Merged:
@@ -105,7 +159,7 @@ class Merged:
         """Merge the moments of pairs."""
         out = Comoments()
         for part in self.parts:
-            if part.get(f"n:{name}.x"):
-                fields = (f"n:{name}.x", f"mean:{name}.x", f"mean:{name}.y", f"m2:{name}.x", f"m2:{name}.y", f"cross:{name}")
-                out = out.merge(Comoments(*(part[field] for field in fields)))
+            if part.get(f"n:{name}"):
+                fields = ("n", "mean_x", "mean_y", "m2_x", "m2_y", "cross")
+                out = out.merge(Comoments(*(part[f"{field}:{name}"] for field in fields)))
         return out

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from grpo_sentinel.agent.probes import policy_terms as terms
-from grpo_sentinel.agent.probes.pack import Harvest, Pack, Part, vector
-from grpo_sentinel.agent.probes.partials import Merged, Named
+from grpo_sentinel.agent.probes.pack import Harvest, Pack, Part, wide_dtype
+from grpo_sentinel.agent.probes.partials import Bag, Merged
 from grpo_sentinel.agent.probes.tokens import repetition
 
 
@@ -54,25 +54,26 @@ def observe(
     """
     inputs = {"old_logp": old_logp_BT, "ref_logp": ref_logp_BT, "sampling_logp": sampling_logp_BT, "advantages": advantages}
     given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
-    named: Named = {}
+    tokens = next((t for t in (logp_BT, entropy_BT, completion_ids_BT) if t is not None), None)
+    bag = Bag()
     with torch.no_grad():
-        if logp_BT is not None:
-            mask = _mask(logp_BT, mask_BT, {**given, "entropy": entropy_BT})
-            named.update(_token_terms(logp_BT, mask, given, on_policy, (epsilon_low, epsilon_high), importance_sampling_level))
-        if entropy_BT is not None:
-            wide = entropy_BT.to(terms.mask_dtype(entropy_BT))
-            named.update(terms.entropy(wide, _mask(entropy_BT, mask_BT, {})))
+        mask = None
+        if tokens is not None:
+            mask = _mask(tokens, mask_BT, {**given, "entropy": entropy_BT, "completion_ids": completion_ids_BT})
+        if logp_BT is not None and mask is not None:
+            _token_terms(bag, logp_BT, mask, given, on_policy, (epsilon_low, epsilon_high), importance_sampling_level)
+        if entropy_BT is not None and mask is not None:
+            terms.entropy(bag, entropy_BT.detach().to(wide_dtype(entropy_BT.device)), mask)
+        if completion_ids_BT is not None and mask is not None:
+            repetition(bag, completion_ids_BT, mask)
         if advantages is not None:
-            per_token = advantages.dim() == 2 and advantages.shape[1] > 1
-            named.update(terms.advantages(*_per_row_or_token(advantages, mask_BT if per_token else None)))
-        if completion_ids_BT is not None:
-            named.update(repetition(completion_ids_BT, _mask(completion_ids_BT, mask_BT, {})))
+            terms.advantages(bag, *_per_row_or_token(advantages.detach(), mask))
         if loss is not None:
-            named["loss"] = loss.detach() * loss_scale if isinstance(loss, torch.Tensor) else torch.tensor(loss * loss_scale)
-        values = vector(list(named.values()), next((v.device for v in named.values()), None))
+            bag.put(["loss"], loss.detach() * loss_scale if isinstance(loss, torch.Tensor) else torch.tensor([loss * loss_scale]))
+        values = bag.vector(None if tokens is None else tokens.device)
     leaks = tuple(name for name, tensor in given.items() if tensor.requires_grad)
     meta = _Meta(
-        names=tuple(named),
+        names=tuple(bag.names),
         facts=_facts(logp_BT, given, leaks),
         settings=_settings(beta, vocab_size, on_policy, group_size, scale_rewards),
         leaks=leaks,
@@ -91,26 +92,26 @@ def _mask(like: torch.Tensor, mask: torch.Tensor | None, others: Mapping[str, to
 def _per_row_or_token(
     advantages: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    detached = advantages.detach()
-    if mask is not None:
-        return detached, (mask != 0).to(detached.device)
-    return (detached.squeeze(1) if detached.dim() == 2 and detached.shape[1] == 1 else detached), None
+    if advantages.dim() < 2 or advantages.shape[1] == 1:
+        return advantages.flatten(), None
+    return advantages, None if mask is None or mask.shape != advantages.shape else mask.to(advantages.device)
 
 
 def _token_terms(
+    bag: Bag,
     logp_BT: torch.Tensor,
     mask: torch.Tensor,
     given: Mapping[str, torch.Tensor],
     on_policy: bool | None,
     epsilon: tuple[float, float],
     level: str,
-) -> Named:
-    device, wide = logp_BT.device, terms.mask_dtype(logp_BT)
+) -> None:
+    device, wide = logp_BT.device, wide_dtype(logp_BT.device)
     moved = {name: tensor.detach().to(device) for name, tensor in given.items()}
     logp, old = logp_BT.detach().to(wide), moved.get("old_logp")
-    out = terms.log_probs(logp, mask)
+    terms.log_probs(bag, logp, mask)
     if old is not None:
-        out["sum:old_nonfinite"] = (mask & ~old.isfinite()).sum()
+        bag.count("old_nonfinite", mask & ~old.isfinite())
     if old is not None or on_policy:
         log_ratio = logp - (logp if old is None else old.to(wide))
         if level == "sequence":
@@ -118,13 +119,12 @@ def _token_terms(
         advantage = moved.get("advantages")
         if advantage is not None:
             advantage = (advantage.unsqueeze(1) if advantage.dim() == 1 else advantage).to(wide).expand_as(logp)
-        out.update(terms.ratio(log_ratio, mask, advantage, *epsilon))
+        terms.ratio(bag, log_ratio, mask, advantage, *epsilon)
     if "ref_logp" in moved:
-        out.update(terms.reference_kl(logp_BT.detach(), moved["ref_logp"], mask))
+        terms.reference_kl(bag, logp_BT.detach(), moved["ref_logp"], mask)
     if "sampling_logp" in moved:
         trainer = logp if old is None else old.to(wide)  # the weights that the engine sampled with, where known
-        out.update(terms.sampling_gap(trainer, moved["sampling_logp"].to(wide), mask))
-    return out
+        terms.sampling_gap(bag, trainer, moved["sampling_logp"].to(wide), mask)
 
 
 def _row_mean(log_ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

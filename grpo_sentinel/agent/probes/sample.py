@@ -86,10 +86,19 @@ def rows(numels: tuple[int, ...], devices: tuple[str, ...], width: int, extra: i
     return Rows(tuple(cuts), torch.tensor(owner), torch.tensor(weight, dtype=torch.float64), width)
 
 
-def gather(flats: Sequence[torch.Tensor], cuts: Sequence[Cut]) -> torch.Tensor:
-    """Read the planned elements into one new 1-D tensor on the first tensor's device. Never synchronises."""
-    taken = [torch.take(flats[cut.tensor], cut.positions) for cut in cuts]
+def gather(flats: Sequence[torch.Tensor | None], cuts: Sequence[Cut]) -> torch.Tensor:
+    """Read the planned elements into one new 1-D tensor on the first tensor's device; None reads as zeros.
+
+    Never synchronises.
+    """
+    taken = [_take(flats[cut.tensor], cut.positions) for cut in cuts]
     if not taken:
         return torch.empty(0)
     first = taken[0].device
     return torch.cat([piece if piece.device == first else piece.to(first, non_blocking=True) for piece in taken])
+
+
+def _take(flat: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor:
+    if flat is None:
+        return torch.zeros(len(positions), dtype=torch.bfloat16, device=positions.device)  # any wider dtype wins in cat
+    return torch.take(flat, positions)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from grpo_sentinel.agent.probes.partials import Named
+from grpo_sentinel.agent.probes.pack import wide_dtype
+from grpo_sentinel.agent.probes.partials import Bag
 
 _GRAM = 4
 _LEAST_TOKENS = 8  # shorter completions say nothing about a single token
@@ -13,40 +14,39 @@ _NO_ID = torch.iinfo(torch.int64).max
 _FACTORS = (0x100000001B3, 0x1F123BB5, 0x9E3779B1, 1)  # odd: the sum wraps in int64, a collision is unlikely
 
 
-def repetition(ids_BT: torch.Tensor, keep_BT: torch.Tensor) -> Named:
-    """Sum over rows the share of 4-grams that stood earlier in the same completion, and the share-of-rows counts.
+def repetition(bag: Bag, ids_BT: torch.Tensor, keep_BT: torch.Tensor) -> None:
+    """Sum over rows the share of 4-grams that stood earlier in the same completion, and mark one-token completions.
 
     A row counts for `repetition` with 4 tokens or more, for `single` with 8 or more; gaps in the mask break a 4-gram.
     One sort of ids and one of 4-grams per row; never synchronises.
     """
     ids = ids_BT.long()
-    return {**_repeated_grams(ids, keep_BT), **_single_token(ids, keep_BT)}
+    if ids.shape[1] >= _GRAM:
+        _repeated_grams(bag, ids, keep_BT)
+    if ids.shape[1]:
+        _single_token(bag, ids, keep_BT)
 
 
-def _repeated_grams(ids: torch.Tensor, keep: torch.Tensor) -> Named:
+def _repeated_grams(bag: Bag, ids: torch.Tensor, keep: torch.Tensor) -> None:
     width = ids.shape[1] - _GRAM + 1
-    if width < 1:
-        zero = torch.zeros((), device=ids.device)
-        return {"sum:repetition": zero, "sum:repetition_rows": zero}
-    gram = sum(ids[:, i : i + width] * factor for i, factor in enumerate(_FACTORS))
-    assert isinstance(gram, torch.Tensor)
-    whole = keep[:, :width] & keep[:, 1 : 1 + width] & keep[:, 2 : 2 + width] & keep[:, 3 : 3 + width]
+    gram, whole = ids[:, :width] * _FACTORS[0], keep[:, :width]
+    for shift in range(1, _GRAM):
+        gram = gram + ids[:, shift : shift + width] * _FACTORS[shift]
+        whole = whole & keep[:, shift : shift + width]
     ordered = torch.where(whole, gram, _NO_ID).sort(dim=1).values
     repeats = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != _NO_ID)).sum(1)
     grams = whole.sum(1)
-    return {
-        "sum:repetition": (repeats / grams.clamp(min=1)).double().sum() if ids.device.type != "mps" else (repeats / grams.clamp(min=1)).sum(),
-        "sum:repetition_rows": (grams > 0).sum(),
-    }
+    share = repeats.to(wide_dtype(ids.device)) / grams.clamp(min=1)
+    bag.total("repetition", share, grams > 0)
+    bag.count("repetition_rows", grams > 0)
 
 
-def _single_token(ids: torch.Tensor, keep: torch.Tensor) -> Named:
+def _single_token(bag: Bag, ids: torch.Tensor, keep: torch.Tensor) -> None:
     """A token with more than half of the places is the median: only the median need be counted."""
     length = keep.sum(1)
-    if not ids.shape[1]:
-        return {"sum:single": length.sum(), "sum:single_rows": length.sum()}
     ordered = torch.where(keep, ids, _NO_ID).sort(dim=1).values
     middle = ordered.gather(1, (length // 2).clamp(max=ids.shape[1] - 1).unsqueeze(1))
     most = ((ids == middle) & keep).sum(1)
     long_enough = length >= _LEAST_TOKENS
-    return {"sum:single": ((most > _SHARE * length) & long_enough).sum(), "sum:single_rows": long_enough.sum()}
+    bag.count("single", (most > _SHARE * length) & long_enough)
+    bag.count("single_rows", long_enough)
