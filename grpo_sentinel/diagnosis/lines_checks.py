@@ -54,11 +54,13 @@ _ALIASES = {
 
 CONFIDENCE = {"cause": 0.85, "symptom": 0.5, "witness": 0.2}
 
+_WHO_KILLED = ("`dmesg -T | grep -i -E 'killed process|oom'` on that node", "the scheduler's record of the job")
+
 WOULD_DECIDE: dict[str, tuple[str, ...]] = {
-    "exit_minus_9": ("`dmesg -T | grep -i -E 'killed process|oom'` on that node", "the scheduler's own record of the job"),
-    "sigkill": ("`dmesg -T | grep -i -E 'killed process|oom'` on that node", "the scheduler's own record of the job"),
+    "exit_minus_9": _WHO_KILLED,
+    "sigkill": _WHO_KILLED,
     "illegal_access": ("a run with CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer", "`dmesg -T | grep Xid` on that node"),
-    "device_assert": ("the lines of the assertion itself, printed before this one", "a run with CUDA_LAUNCH_BLOCKING=1"),
+    "device_assert": ("the assertion's own lines, printed before this one", "a run with CUDA_LAUNCH_BLOCKING=1"),
     "ray_eof": ("the worker's own log in /tmp/ray/session_latest/logs", "`dmesg -T` on that node"),
     "actor_died": ("the worker's own log in /tmp/ray/session_latest/logs", "`dmesg -T` on that node"),
     "segfault": ("a core dump, or faulthandler's stack",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
@@ -35,7 +36,9 @@ def first_nonfinite_reward(view: LogView) -> Candidate | None:
     if worst is None:
         return None
     index, row, _ = worst
-    bad = [raw for raw, value in row.raw.items() if _is_reward_mean(raw) and (value is None or not math.isfinite(value))]
+    bad = [
+        raw for raw, value in row.raw.items() if _is_reward_mean(raw) and (value is None or not math.isfinite(value))
+    ]
     return _found(
         view, "reward_nonfinite", "reward", 0.9, index, row, f"{', '.join(bad)} is not a finite number",
         tries=("make the reward function return a finite float for every sample, also on a parse failure",
@@ -180,7 +183,7 @@ def uniform_start(view: LogView) -> Candidate | None:
 def destroyed_policy(view: LogView) -> Candidate | None:
     """Entropy falls to nothing within one step: one update destroyed the policy."""
     points = view.series("entropy", "policy.entropy_nats")
-    for (_, _, before), (index, row, after) in zip(points, points[1:], strict=False):
+    for (_, _, before), (index, row, after) in pairwise(points):
         if before > 0.05 and 0 <= after < before / 20 and _stays(points, index, before / 5):
             cut = row.signals().get("data.truncated_ratio")
             says = f"entropy fell from {before:.3g} to {after:.3g} within one step and stayed there"
@@ -212,7 +215,7 @@ def learning_rate(view: LogView) -> Candidate | None:
                 view, "huge_learning_rate", "optimizer", 0.85, index, row, f"the learning rate is {value:g}",
                 tries=("GRPO usually runs at 1e-7 to 1e-5 (full) or up to 5e-5 (LoRA)",),
             )  # fmt: skip
-    for (_, _, before), (index, row, after) in zip(points, points[1:], strict=False):
+    for (_, _, before), (index, row, after) in pairwise(points):
         if before > 0 and after > 10 * before and after > 1e-5 and index > 3:
             return _found(
                 view, "learning_rate_jump", "optimizer", 0.6, index, row,
@@ -251,8 +254,8 @@ def kl_out_of_bounds(view: LogView) -> Candidate | None:
         if last > max(8 * base, 1.0):
             index, row, value = next(p for p in good if p[2] > max(4 * base, 0.5))
             return _found(
-                view, "kl_blowup", "policy", 0.65, index, row, f"KL to the reference rose from {base:.3g} to {last:.3g}",
-                tries=("raise beta (kl_coef), lower the learning rate", "look at the completions for a degenerate reward"),
+                view, "kl_blowup", "policy", 0.65, index, row, f"KL to the reference rose: {base:.3g} to {last:.3g}",
+                tries=("raise beta (kl_coef), lower the learning rate", "look at the completions, not the reward"),
             )  # fmt: skip
     return None
 
@@ -328,7 +331,7 @@ def memory_growth(view: LogView) -> Candidate | None:
     for name in names:
         points = [p for p in view.series(name) if math.isfinite(p[2])]
         values = [p[2] for p in points]
-        rises = sum(b >= a for a, b in zip(values, values[1:], strict=False))
+        rises = sum(b >= a for a, b in pairwise(values))
         if len(values) >= 5 and values[0] > 0 and values[-1] > 1.4 * values[0] and rises >= 0.9 * (len(values) - 1):
             index, row, _ = points[0]
             return _found(
@@ -354,7 +357,8 @@ def loss_out_of_range(view: LogView) -> Candidate | None:
     for index, row, value in view.series("act_loss"):
         if not math.isfinite(value) or abs(value) > 5:
             return _found(
-                view, "actor_loss_range", "gradient", 0.75, index, row, f"the actor loss is {value:g} (normal: below 1)",
+                view, "actor_loss_range", "gradient", 0.75, index, row,
+                f"the actor loss is {value:g}, normal is below 1",
                 tries=("look at the critic and the advantages of the step before", "train in bf16"),
             )  # fmt: skip
     return None

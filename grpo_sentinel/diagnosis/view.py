@@ -98,7 +98,6 @@ class LogView:
         return min(found, key=lambda hit: hit.line.number) if found else None
 
 
-
 def view_of(lines: Iterable[Line]) -> LogView:
     """Read some lines into a view."""
     view = LogView()
