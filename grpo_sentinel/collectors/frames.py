@@ -4,16 +4,15 @@
     rank 1:  DATA 7  STEP 7  DATA 8  STEP 8          step 8: rank 0 is late        -> frame 8 after `late_seconds`
     rank 2:  DATA 7  STEP 7  DATA 8  (dies)          step 8: evidence of rank 2    -> frame 8 at once
 
-A rank closes a step with its STEP record. Training and evaluation have a lane each and never meet.
+A rank closes a step with its STEP record. Within a row the newest value of a signal counts: a DATA record speaks for
+all micro-batches of its step so far. Training and evaluation have a lane each and never meet.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from grpo_sentinel.catalog import signal_of
 from grpo_sentinel.records import Frame, Kind, Mode, StepRecord
 
 MAX_PENDING_STEPS = 64
@@ -81,7 +80,7 @@ class _Lane:
             return
         step = self._pending.setdefault(record.step, _Step(record.run_id))
         step.wall_ns = max(step.wall_ns, record.wall_ns)
-        merge_into(step.rows.setdefault(record.rank, {}), record)
+        step.rows.setdefault(record.rank, {}).update(record.values)
         if record.kind is Kind.STEP:
             self._closed[record.rank] = max(record.step, self._closed.get(record.rank, -1))
             if step.due_ns is None:
@@ -126,37 +125,3 @@ def _frame(mode: Mode, step: int, row: _Step, expected: Collection[int]) -> Fram
     missing = tuple(sorted(rank for rank in expected if rank not in row.rows))
     rows = dict(sorted(row.rows.items()))
     return Frame(run_id=row.run_id, step=step, mode=mode, wall_ns=row.wall_ns, ranks=rows, missing=missing)
-
-
-def merge_into(row: dict[str, float], record: StepRecord) -> None:
-    """Merge one record into the row of its rank and step, in place.
-
-    The newest value of a signal counts, except over the micro-batches of one step (DATA records with a
-    `micro_batch` above 0): those merge as the catalogue says ranks do, so that a bad token id in the first
-    micro-batch is still there after the last. Means are weighted by `data.samples`.
-    """
-    if record.kind is not Kind.DATA or record.micro_batch == 0:
-        row.update(record.values)
-        return
-    weight_old = row.get("data.samples", 1.0)
-    weight_new = record.values.get("data.samples", 1.0)
-    for name, new in record.values.items():
-        signal = signal_of(name)
-        if name not in row or signal is None:
-            row[name] = new
-        else:
-            row[name] = _combine(signal.merge, row[name], new, weight_old, weight_new)
-
-
-def _combine(merge: str, old: float, new: float, weight_old: float, weight_new: float) -> float:
-    if math.isnan(old) or math.isnan(new):
-        return math.nan
-    if merge == "sum":
-        return old + new
-    if merge == "max":
-        return max(old, new)
-    if merge == "min":
-        return min(old, new)
-    if merge == "mean" and weight_old + weight_new > 0:
-        return (old * weight_old + new * weight_new) / (weight_old + weight_new)
-    return new

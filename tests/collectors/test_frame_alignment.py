@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_sentinel.collectors.frames import MAX_PENDING_STEPS, FrameAligner, merge_into
+from grpo_sentinel.collectors.frames import MAX_PENDING_STEPS, FrameAligner
 from grpo_sentinel.records import Frame, Kind, Mode, StepRecord
 
 SECOND = 1_000_000_000
@@ -213,35 +211,15 @@ def test_pending_steps_are_bounded_and_the_oldest_goes_first() -> None:
     assert len(node.aligner._lanes[Mode.TRAIN]._pending) == MAX_PENDING_STEPS
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "second", "merged"),
-    [
-        ("data.out_of_vocabulary", 3.0, 0.0, 3.0),  # sum
-        ("data.token_id_max", 99.0, 7.0, 99.0),
-        ("data.token_id_min", -5.0, 0.0, -5.0),
-        ("data.pad_ratio", 0.5, 0.1, 0.2),  # mean over 4 and 12 samples
-        ("data.vocab_size", 100.0, 101.0, 101.0),
-        ("my.own_signal", 1.0, 2.0, 2.0),
-        ("data.token_id_max", math.nan, 7.0, math.nan),
-    ],
-)
-def test_micro_batches_of_one_step_merge_as_the_catalogue_says(
-    name: str, first: float, second: float, merged: float
-) -> None:
-    row: dict[str, float] = {}
-    for micro_batch, (samples, value) in enumerate([(4.0, first), (12.0, second)]):
-        values = {"data.samples": samples, name: value}
-        merge_into(row, _data(values, micro_batch))
-
-    assert row["data.samples"] == 16
-    assert row[name] == pytest.approx(merged, nan_ok=True)
-
-
-def _data(values: dict[str, float], micro_batch: int) -> StepRecord:
-    made: Any = record(0, 1, Kind.DATA, micro_batch=micro_batch)
-    return StepRecord(
-        **{name: getattr(made, name) for name in made.__dataclass_fields__ if name != "values"}, values=values
+def test_the_newest_data_record_counts_since_it_speaks_for_all_micro_batches_so_far() -> None:
+    node = Node(0)
+    node.add(
+        record(0, 1, Kind.DATA, micro_batch=0, data__samples=4, data__out_of_vocabulary=3),
+        record(0, 1, Kind.DATA, micro_batch=1, data__samples=8, data__out_of_vocabulary=3),
     )
+    (frame,) = node.add(record(0, 1))
+
+    assert frame.ranks[0] == {"data.samples": 8, "data.out_of_vocabulary": 3, "policy.entropy": 0}
 
 
 ranks_and_steps = st.tuples(st.integers(1, 4), st.integers(1, 12))
