@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from grpo_sentinel.catalog import EVENTS, SIGNALS
-from grpo_sentinel.cli import main as cli
+from grpo_sentinel.cli import cli
 from grpo_sentinel.config import Config, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,7 +83,7 @@ def test_every_command_line_in_the_documents_is_one_that_the_program_knows():
         if not line.startswith("grpo-sentinel "):
             continue
         words = shlex.split(line, comments=True)[1:]
-        command = cli.commands.get(words[0])
+        command = cli.get_command(click.Context(cli), words[0])
         assert command is not None, line
         seen.add(words[0])
         own = words[1 : words.index("--")] if "--" in words else words[1:]
@@ -95,7 +95,7 @@ def test_every_command_line_in_the_documents_is_one_that_the_program_knows():
 
 def test_every_command_of_the_program_stands_in_the_readme():
     text = (ROOT / "README.md").read_text()
-    for name in cli.commands:
+    for name in cli.list_commands(click.Context(cli)):
         assert f"grpo-sentinel {name}" in text, f"README.md does not show grpo-sentinel {name}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +40,32 @@ def command(output_dir: Path, assets: Path, steps: int) -> list[str]:
             "--steps", str(steps)]  # fmt: skip
 
 
-def watched(plain: list[str], config: Path) -> list[str]:
+def watched(plain: list[str], config: Path, *, sidecar: bool = True) -> list[str]:
     """Put the launcher in front: the whole of the zero-code attachment."""
-    return [str(Path(sys.executable).with_name("grpo-sentinel")), "launch", "--config", str(config), "--", *plain]
+    own = [] if sidecar else ["--no-daemon"]
+    return [sentinel(), "launch", "--config", str(config), *own, "--", *plain]
+
+
+def sentinel() -> str:
+    """Name the installed command."""
+    return str(Path(sys.executable).with_name("grpo-sentinel"))
+
+
+@contextlib.contextmanager
+def sidecar_of_its_own(config: Path, run: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the sidecar apart from the launcher, so that it can outlive the run; ended by pid on leaving."""
+    with (config.parent / "sidecar.log").open("wb") as log:
+        argv = [sentinel(), "run", "--config", str(config), "--run-id", run]
+        process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def train(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from expectations import HALTED, Expectation
 from screen import Screen
 
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.history import HistoryReader
+from grpo_sentinel.history import HistoryReader, history_path
 from grpo_sentinel.records import Finding, HaltState, Severity
 from grpo_sentinel.views import HaltStatus
 
@@ -38,13 +39,8 @@ class Story:
 
 
 def history_file(folder: Path) -> Path:
-    return folder / "state" / "history.sqlite"
-
-
-def run_id(folder: Path) -> str:
-    """Name the run that the history in `folder` holds."""
-    with HistoryReader(history_file(folder)) as reader:
-        return reader.runs()[0].run_id
+    """Name the history that the sidecar of a run in `folder` writes."""
+    return history_path(folder / "state", socket.gethostname())
 
 
 def read_story(folder: Path) -> Story:

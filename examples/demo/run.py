@@ -10,6 +10,8 @@ Exit code 0: everything that the fault must lead to was seen; 1: something was n
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -23,6 +25,8 @@ import launching
 import report
 from expectations import EXPECTATIONS, Expectation
 from screen import Screen
+
+from grpo_sentinel.protocol import choose_root, run_dir
 
 BUILD = Path(__file__).resolve().parents[2] / "build"
 
@@ -55,19 +59,16 @@ def environment(fault: str) -> dict[str, str]:
 
 
 def train(
-    screen: Screen, args: argparse.Namespace, expected: Expectation, folder: Path, *, watched: bool
+    screen: Screen, args: argparse.Namespace, expected: Expectation, folder: Path, run_id: str = ""
 ) -> launching.Run:
-    """Train once in `folder`, with or without grpo-sentinel, showing progress."""
+    """Train once in `folder`, showing progress; with a run id, under `grpo-sentinel launch`."""
     steps = args.steps or expected.steps
-    folder.mkdir(parents=True)
     argv = launching.command(folder / "run", assets.DEFAULT_OUT, steps)
     variables = environment(args.fault)
-    if watched:
-        config = folder / "sentinel.yaml"
-        config.write_text(f"state_dir: {folder / 'state'}\nhttp: {{port: 0}}\nlaunch: {{linger_seconds: 2}}\n")
-        variables["GRPO_SENTINEL_RUN_ID"] = f"demo-{args.name}-{os.getpid()}"
-        argv = launching.watched(argv, config)
-    screen.line(f"  $ {' '.join(os.path.relpath(part) if part.startswith('/') else part for part in argv)}", "dim")
+    if run_id:
+        variables["GRPO_SENTINEL_RUN_ID"] = run_id
+        argv = launching.watched(argv, folder / "sentinel.yaml", sidecar=not args.keep)
+    screen.line(f"  $ {' '.join(map(shown, argv))}", "dim")
     screen.progress("starting two ranks", 0.0)
     run = launching.train(
         argv, folder / "run", variables, timeout_s=args.timeout,
@@ -78,14 +79,25 @@ def train(
     return run
 
 
-def keep_up(screen: Screen, folder: Path, run_id: str) -> None:
-    """Run the sidecar on what the run left until the user presses Ctrl-C."""
-    screen.title("The sidecar stays up (Ctrl-C ends it)")
-    program = str(Path(sys.executable).with_name("grpo-sentinel"))
-    argv = [program, "run", "--config", str(folder / "sentinel.yaml"), "--run-id", run_id]
-    screen.line(f"  $ {' '.join(argv)}", "dim")
+def shown(word: str) -> str:
+    """Shorten a path as one would type it: programs by name, files from here."""
+    path = Path(word)
+    if not path.is_absolute():
+        return word
+    if path.parent == Path(sys.executable).parent:
+        return path.name
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else word
+
+
+def stay_up(screen: Screen, folder: Path, rings: Path, sidecar: subprocess.Popen[bytes]) -> None:
+    """Tell where the sidecar answers and wait for Ctrl-C, or for its end."""
+    note = rings / "daemon.json"
+    url = json.loads(note.read_text())["url"] if note.is_file() else ""
+    screen.title("The sidecar stays up, until Ctrl-C")
+    screen.fact("page", url or f"not served, see {folder / 'sidecar.log'}")
+    screen.fact("in words", f"{launching.sentinel()} status --config {folder / 'sentinel.yaml'}")
     try:
-        subprocess.run(argv, check=False)
+        sidecar.wait()
     except KeyboardInterrupt:
         screen.line("  stopped")
 
@@ -94,24 +106,44 @@ def main() -> int:
     args = options()
     screen = Screen()
     expected = EXPECTATIONS[args.name]
-    folder = args.out / args.name
+    run_id = f"demo-{args.name}-{os.getpid()}"
+    rings = run_dir(choose_root(), run_id)
+    folder = (args.out / args.name).absolute()
     shutil.rmtree(folder, ignore_errors=True)
+    (folder / "without").mkdir(parents=True)
+    (folder / "with").mkdir()
+    config = folder / "with" / "sentinel.yaml"
+    config.write_text(f"state_dir: {folder / 'with' / 'state'}\nhttp: {{port: 0}}\nlaunch: {{linger_seconds: 2}}\n")
     started = time.monotonic()
 
     screen.title(f"grpo-sentinel demo, FAULT={args.fault}: {expected.tells}")
     screen.title("1. A tiny policy, tokenizer and reward model, built here (no model hub)")
     assets.ensure(progress=screen.progress)
     screen.line(f"  in {assets.DEFAULT_OUT}")
-
     plain = None
     if args.compare:
         screen.title("2. The run without grpo-sentinel")
-        plain = train(screen, args, expected, folder / "without", watched=False)
+        plain = train(screen, args, expected, folder / "without")
     screen.title(f"{'3' if plain else '2'}. The run with grpo-sentinel, without a line of it in the training script")
-    run = train(screen, args, expected, folder / "with", watched=True)
+    with contextlib.ExitStack() as stack:
+        sidecar = stack.enter_context(launching.sidecar_of_its_own(config, run_id)) if args.keep else None
+        stack.callback(shutil.rmtree, rings, ignore_errors=True)
+        run = train(screen, args, expected, folder / "with", run_id)
+        if sidecar is not None:
+            time.sleep(2.5)  # its last look at the rings and its commit, as `launch` would have lingered
+        good = conclude(screen, args, expected, plain, run, time.monotonic() - started)
+        if sidecar is not None:
+            stay_up(screen, folder / "with", rings, sidecar)
+    return 0 if good else 1
 
+
+def conclude(
+    screen: Screen, args: argparse.Namespace, expected: Expectation, plain: launching.Run | None, run: launching.Run,
+    seconds: float,
+) -> bool:  # fmt: skip
+    """Tell what came of it and whether it is what the fault must lead to."""
     screen.title("What came of it")
-    checks = report.show(screen, args.name, expected, run, folder / "with")
+    checks = report.show(screen, args.name, expected, run, run.output_dir.parent)
     if plain is not None:
         checks += report.compare(screen, args.name, plain, run)
     screen.title("Checked")
@@ -120,14 +152,11 @@ def main() -> int:
     report.attach_lines(screen)
     failed = [check for check in checks if not check.good]
     screen.line()
-    took = f"{time.monotonic() - started:.0f} s"
     if failed:
-        screen.line(f"FAILED after {took}: {failed[0].text} (log: {run.log})", "red", "bold")
+        screen.line(f"FAILED after {seconds:.0f} s: {failed[0].text} (log: {run.log})", "red", "bold")
     else:
-        screen.line(f"Done in {took}: what FAULT={args.name} must lead to was seen.", "green")
-    if args.keep:
-        keep_up(screen, folder / "with", report.run_id(folder / "with"))
-    return 1 if failed else 0
+        screen.line(f"Done in {seconds:.0f} s: what FAULT={args.fault} must lead to was seen.", "green", "bold")
+    return not failed
 
 
 if __name__ == "__main__":
