@@ -50,36 +50,36 @@ SIGNALS: dict[str, Signal] = _table("""
 data.samples | count | gauge | sum | completions (rows) in the step's batches
 data.tokens | tokens | gauge | sum | unmasked tokens, prompt and completion
 data.completion_tokens | tokens | gauge | sum | completion tokens that enter the loss
-data.token_id_min | | gauge | min | smallest token id seen
-data.token_id_max | | gauge | max | largest token id seen
+data.token_id_min | | gauge | min | smallest token id of any position, padding included
+data.token_id_max | | gauge | max | largest token id of any position, padding included
 data.vocab_size | | gauge | same | rows of the embedding, the bound of every token id
-data.out_of_vocabulary | count | gauge | sum | token ids outside [0, vocab_size)
+data.out_of_vocabulary | count | gauge | sum | token ids outside [0, vocab_size), padding included: it is looked up as well
 data.empty_rows | count | gauge | sum | rows whose attention mask (prompt and completion) is all zero
 data.empty_prompt_rows | count | gauge | sum | rows whose prompt mask is all zero
 data.masked_completions | count | gauge | sum | rows whose completion mask is all zero: no token of them enters the loss
 data.masked_completion_ratio | ratio | gauge | mean | masked_completions / samples
 data.nonbinary_mask | count | gauge | sum | mask elements that are neither 0 nor 1
-data.shape_mismatch | count | gauge | sum | tensors of the batch whose shape contradicts ids, mask or advantages
+data.shape_mismatch | count | gauge | sum | tensors of the batch whose shape contradicts the ids: rows, or tokens of prompt, completion or both
 data.device_mismatch | count | gauge | sum | tensors of the batch on another device than the model
 data.dtype_mismatch | count | gauge | sum | id tensors not integer, or mask, advantage and log-prob tensors of a type the loss does not expect
 data.pad_ratio | ratio | gauge | mean | padding share of prompt and completion positions
 data.eos_ratio | ratio | gauge | mean | completions that contain an end-of-sequence token inside their mask
 data.unk_ratio | ratio | gauge | mean | unknown tokens among unmasked tokens
-data.right_padded_prompts | count | gauge | sum | prompts whose padding stands to the right (generation needs it left)
+data.right_padded_prompts | count | gauge | sum | prompts whose last position is masked: padding to the right (generation needs it left)
 data.prompt_length_mean | tokens | gauge | mean | mean prompt length
 data.prompt_length_max | tokens | gauge | max | longest prompt
 data.prompt_clip_ratio | ratio | gauge | mean | prompts as long as the longest allowed
 data.completion_length_mean | tokens | gauge | mean | mean completion length
 data.completion_length_min | tokens | gauge | min | shortest completion
 data.completion_length_max | tokens | gauge | max | longest completion
-data.truncated_ratio | ratio | gauge | mean | completions that reached max_completion_length without an end-of-sequence token
+data.truncated_ratio | ratio | gauge | mean | completions that reached max_completion_length without an end-of-sequence token, also those masked out for it
 data.group_size | count | gauge | same | completions per prompt that the trainer is configured for
 data.mixed_groups | count | gauge | sum | groups with more than one distinct prompt (by hash)
-data.duplicate_prompt_ratio | ratio | gauge | mean | prompts of the generation batch that stand in more than one group
+data.duplicate_prompt_ratio | ratio | gauge | mean | share of the groups' distinct prompts that also stand in another group of the generation batch
 data.duplicate_completion_ratio | ratio | gauge | mean | 1 - distinct/size within a group, mean over groups
 data.sequence_length_imbalance | ratio | gauge | own | (longest - shortest) / mean of total lengths in the batch
 # ---- reward: raw, before any nan-mean of the trainer
-reward.mean | | gauge | mean | mean of the combined reward over finite samples
+reward.mean | | gauge | mean | mean over finite samples of the combined reward: weighted sum of the functions, None left out
 reward.std | | gauge | mean | standard deviation of the combined reward over finite samples
 reward.min | | gauge | min | smallest finite combined reward
 reward.max | | gauge | max | largest finite combined reward
@@ -91,76 +91,81 @@ reward.func_max[func] | | gauge | max | largest finite score
 reward.func_nonfinite[func] | count | gauge | sum | NaN (None counts as NaN) and infinite scores of one function
 reward.func_infinite[func] | count | gauge | sum | infinite scores of one function
 reward.func_samples[func] | count | gauge | sum | scores one function returned
-reward.func_latency_seconds[func] | seconds | gauge | max | wall time of one call of the function
+reward.func_latency_seconds[func] | seconds | gauge | max | wall time of the slowest call of the function since the last record
 reward.func_failures[func] | count | counter | sum | calls that raised
-reward.func_variance_share[func] | ratio | gauge | mean | share of this function in the summed variance of all functions
-reward.group_std_mean | | gauge | mean | mean over groups of the standard deviation inside the group
-reward.zero_std_ratio | ratio | gauge | mean | groups whose rewards are all equal
-reward.all_right_ratio | ratio | gauge | mean | zero-variance groups at the batch's maximum (too easy)
-reward.all_wrong_ratio | ratio | gauge | mean | zero-variance groups at the batch's minimum (too hard, or a broken grader)
-reward.length_correlation | | gauge | mean | Pearson correlation of reward and completion length
-reward.at_ceiling_ratio | ratio | gauge | mean | samples at the largest reward seen in the run
+reward.func_variance_share[func] | ratio | gauge | mean | variance of this function / sum of the variances of all functions (unweighted scores)
+reward.group_std_mean | | gauge | mean | mean over groups of finite rewards of the sample standard deviation (n-1) inside the group
+reward.zero_std_ratio | ratio | gauge | mean | groups whose rewards are all equal and finite, among groups of finite rewards
+reward.all_right_ratio | ratio | gauge | mean | groups that are all equal and at the batch's maximum (too easy); absent when the whole batch is equal
+reward.all_wrong_ratio | ratio | gauge | mean | groups that are all equal and at the batch's minimum (too hard, or a broken grader); absent when the whole batch is equal
+reward.length_correlation | | gauge | mean | Pearson correlation of combined reward and completion length; absent when either does not vary
+reward.at_ceiling_ratio | ratio | gauge | mean | samples at the largest combined reward seen in the run so far
 reward.model_training_modules[func] | count | gauge | max | submodules of a reward model in training mode
-reward.model_active_dropouts[func] | count | gauge | max | dropout modules of a reward model that are active (p > 0 and training)
+reward.model_active_dropouts[func] | count | gauge | max | dropout modules (and attention dropouts) of a reward model that are active: p > 0 in training mode
 reward.model_trainable_parameters[func] | count | gauge | max | parameter tensors of a reward model with requires_grad
 reward.model_head_bias[func] | | gauge | max | largest |bias| of the reward head
 reward.model_autograd[func] | flag | gauge | max | scores still carry a grad_fn: the graph of the reward pass is kept alive
+reward.model_adapter_mismatch[func] | count | gauge | max | adapter layers of a reward or reference model that are on and should be off, or off and should be on
 # ---- policy: per rank, before any reduction
-policy.loss | | gauge | mean | local loss of the step (mean of its micro-batches), near 0 on-policy is healthy
+policy.loss | | gauge | mean | local loss of the step: mean over its micro-batches of finite loss x accumulation steps; near 0 on-policy is healthy
 policy.loss_nonfinite | count | gauge | sum | micro-batches whose local loss is NaN or infinite
-policy.pg_loss | | gauge | mean | policy-gradient term recomputed from log-probs, advantages and mask
-policy.kl_loss | | gauge | mean | beta x KL term
-policy.entropy_nats | nats | gauge | mean | masked mean entropy of the policy's next-token distribution
+policy.pg_loss | | gauge | mean | policy-gradient term recomputed: token mean of -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)
+policy.kl_loss | | gauge | mean | beta x kl_k3_nats (token mean)
+policy.entropy_nats | nats | gauge | mean | token mean of the entropy of the policy's next-token distribution, over finite values inside the mask
+policy.entropy_nonfinite | count | gauge | sum | NaN or infinite entropies inside the mask
 policy.entropy_max_nats | nats | gauge | same | ln(vocab_size): nothing can exceed it
-policy.logp_mean_nats | nats | gauge | mean | masked mean log-prob of the sampled tokens under the current policy
+policy.logp_mean_nats | nats | gauge | mean | token mean of the sampled tokens' log-prob under the current policy, over finite values inside the mask
 policy.logp_min_nats | nats | gauge | min | smallest log-prob of a sampled token
 policy.logp_nonfinite | count | gauge | sum | NaN or infinite current log-probs inside the mask
 policy.old_logp_nonfinite | count | gauge | sum | NaN or infinite old log-probs: the step before is to blame
 policy.ref_logp_nonfinite | count | gauge | sum | NaN or infinite reference log-probs
 policy.logp_positive | count | gauge | sum | log-probs above 0 (+1e-3): impossible
 policy.advantage_mean | | gauge | mean | mean advantage
-policy.advantage_std | | gauge | mean | standard deviation of advantages
+policy.advantage_std | | gauge | mean | sample standard deviation (n-1) of advantages
 policy.advantage_abs_max | | gauge | max | largest |advantage|
 policy.advantage_abs_bound | | gauge | same | (n-1)/sqrt(n) when advantages are scaled by the group's sample std; absent when no bound holds
 policy.advantage_nonfinite | count | gauge | sum | NaN or infinite advantages
 policy.advantage_zero_ratio | ratio | gauge | mean | rows whose advantage is exactly 0
-policy.ratio_mean | ratio | gauge | mean | masked mean importance ratio exp(logp - old_logp)
+policy.ratio_mean | ratio | gauge | mean | token mean of the importance ratio r = exp(logp - old_logp); per sequence (mean log-ratio) for GSPO
 policy.ratio_max | ratio | gauge | max | largest importance ratio
 policy.log_ratio_abs_max | nats | gauge | max | largest |logp - old_logp|
 policy.on_policy | flag | gauge | same | the batch is trained on for the first time with the weights that sampled it: ratio must be 1
 policy.clip_low_ratio | ratio | gauge | mean | masked tokens with ratio < 1 - epsilon_low and advantage < 0
 policy.clip_high_ratio | ratio | gauge | mean | masked tokens with ratio > 1 + epsilon_high and advantage > 0
 policy.clip_ratio | ratio | gauge | mean | clip_low_ratio + clip_high_ratio
-policy.approx_kl_nats | nats | gauge | mean | k3 of the current against the old policy: r - 1 - ln r, r = pi_old/pi
+policy.approx_kl_nats | nats | gauge | mean | k3 of the current against the old policy: r - 1 - ln r with r = pi_old/pi, token mean (Schulman 2020)
 policy.kl_k1_nats | nats | gauge | mean | KL to the reference, k1: logp - ref_logp (may be negative)
 policy.kl_k2_nats | nats | gauge | mean | KL to the reference, k2: (logp - ref_logp)^2 / 2
 policy.kl_k3_nats | nats | gauge | mean | KL to the reference, k3: r - 1 - ln r with r = pi_ref/pi (Schulman 2020), never negative
-policy.kl_k3_max_nats | nats | gauge | max | largest k3 of a token
-policy.kl_k3_min_nats | nats | gauge | min | smallest k3 of a token: below the dtype's tolerance is impossible
-policy.kl_k3_overflow | count | gauge | sum | tokens whose k3 overflowed to infinity
-policy.ess_ratio | ratio | gauge | mean | effective sample size of the importance weights over n
-policy.sampling_gap_mean_nats | nats | gauge | mean | mean |logp - sampling_logp|: rollout engine against trainer
+policy.kl_k3_max_nats | nats | gauge | max | largest finite k3 of a token, computed in the log-probs' own dtype as the loss does
+policy.kl_k3_min_nats | nats | gauge | min | smallest k3 of a token in the log-probs' own dtype: below that dtype's tolerance is impossible
+policy.kl_k3_overflow | count | gauge | sum | tokens whose k3 overflows to infinity in the log-probs' own dtype although both log-probs are finite
+policy.ess_ratio | ratio | gauge | mean | effective sample size of the importance weights over n: (sum w)^2 / (n sum w^2)
+policy.sampling_gap_mean_nats | nats | gauge | mean | token mean |logp - sampling_logp|: rollout engine against trainer, whose log-prob is old_logp where there is one, else the current
 policy.sampling_gap_max_nats | nats | gauge | max | largest |logp - sampling_logp|
-policy.sampling_correlation | | gauge | mean | Pearson correlation of rollout and trainer probabilities
+policy.sampling_correlation | | gauge | mean | Pearson correlation of rollout and trainer probabilities exp(logp)
 policy.sampling_mult_error | ratio | gauge | mean | mean exp|logp - sampling_logp| (token_mult_prob_error)
 policy.sampling_confident_disagreements | count | gauge | sum | tokens the engine gave p >= 0.5 where the log-probs differ by more than 2 nats
-policy.sampling_k3_nats | nats | gauge | mean | k3 of trainer against rollout engine
-policy.entropy_first_nats | nats | gauge | mean | entropy over the first quarter of completion positions
-policy.entropy_last_nats | nats | gauge | mean | entropy over the last quarter of completion positions
-policy.repetition_ratio | ratio | gauge | mean | share of repeated 4-grams inside a completion
+policy.sampling_k3_nats | nats | gauge | mean | KL of rollout engine to trainer, k3: r - 1 - ln r with r = pi_trainer/pi_engine, token mean
+policy.sampling_logp_nonfinite | count | gauge | sum | NaN or infinite log-probs of the rollout engine inside the mask
+policy.entropy_first_nats | nats | gauge | mean | mean entropy over the first quarter of each completion's own tokens
+policy.entropy_last_nats | nats | gauge | mean | mean entropy over the last quarter of each completion's own tokens
+policy.repetition_ratio | ratio | gauge | mean | mean over completions of 4 tokens or more of the share of 4-grams that stood earlier in the same completion
 policy.single_token_ratio | ratio | gauge | mean | completions in which one token takes more than 0.9 of the positions (8 or more tokens)
-policy.input_grad_leaks | count | gauge | sum | loss inputs that should be detached (old, ref, advantages) and require grad
-policy.loss_dtype_mismatch | count | gauge | sum | log-prob inputs of the loss whose dtypes differ
+policy.input_grad_leaks | count | gauge | sum | loss inputs that should be detached (old, ref, sampling, advantages) and require grad
+policy.loss_dtype_mismatch | count | gauge | sum | log-prob inputs of the loss (old, ref, sampling) whose dtype is not that of the current log-probs
+policy.loss_device_mismatch | count | gauge | sum | inputs of the loss on another device than the current log-probs
 # ---- gradient: before clipping
 gradient.norm_preclip | | gauge | same | global L2 norm before clipping, as the trainer itself computed it where it does
 gradient.norm_local | | gauge | own | L2 norm of what this rank holds (its shards; equals the global one under DDP)
-gradient.norm_before_reduce | | gauge | own | L2 norm of this rank's own gradient before the all-reduce, where hooks are armed
-gradient.abs_max | | gauge | max | largest finite |g|
-gradient.abs_mean | | gauge | mean | mean of |g|
-gradient.std | | gauge | mean | standard deviation of g
-gradient.abs_p50 | | gauge | mean | median of |g|, from a hashed sample (standard error of the rank: sqrt(q(1-q)/n))
-gradient.abs_p95 | | gauge | mean | 95th percentile of |g|, same sample
-gradient.abs_p99 | | gauge | mean | 99th percentile of |g|, same sample
+gradient.norm_before_reduce | | gauge | own | root of the summed squares of this rank's own gradients before the all-reduce, over parameters and micro-batches, where hooks are armed
+gradient.worst_micro_batch | | gauge | own | micro-batch (0-based) with the largest own gradient, or with a non-finite one, where hooks are armed
+gradient.abs_max | | gauge | max | largest |g| over the parameters whose gradient is finite
+gradient.abs_mean | | gauge | mean | mean of |g| over the finite elements of a hashed sample (standard error: std/sqrt(n), n = 8192 by default)
+gradient.std | | gauge | mean | standard deviation of g: second moment from the exact norm, mean from the sample; absent when the norm is not finite
+gradient.abs_p50 | | gauge | mean | median of |g| from a hashed sample of n = 8192 (standard error of the rank at most sqrt(q(1-q)/n), here 0.0055); exact when there are no more elements
+gradient.abs_p95 | | gauge | mean | 95th percentile of |g|, same sample (standard error of the rank 0.0024)
+gradient.abs_p99 | | gauge | mean | 99th percentile of |g|, same sample (standard error of the rank 0.0011)
 gradient.nonfinite_tensors | count | gauge | max | parameters whose gradient holds NaN or infinity (names: event `nonfinite`)
 gradient.nan_tensors | count | gauge | max | parameters whose gradient holds NaN
 gradient.inf_tensors | count | gauge | max | parameters whose gradient holds infinity and no NaN
@@ -169,40 +174,41 @@ gradient.local_nonfinite_tensors | count | gauge | own | the same before the all
 gradient.zero_tensors | count | gauge | max | parameters whose gradient is exactly zero everywhere
 gradient.missing_tensors | count | gauge | max | trainable parameters without a gradient
 gradient.tensors | count | gauge | same | parameters with a gradient
-gradient.clip_coefficient | ratio | gauge | same | factor applied by clipping, 1 = none
+gradient.clip_coefficient | ratio | gauge | same | factor applied by clipping: min(1, clip_limit / (norm_preclip + 1e-6)), 1 = none
 gradient.clip_limit | | gauge | same | max_grad_norm of the trainer; absent when it does not clip
-gradient.top_share | ratio | gauge | max | share of the squared norm that the largest tensor carries
-gradient.group_norm[group] | | gauge | same | L2 norm of one parameter group (block of layers)
-gradient.sparse_tensors | count | gauge | max | sparse gradients, read through their values
+gradient.top_share | ratio | gauge | max | share of the squared norm that the largest tensor carries; absent when the norm is 0 or not finite
+gradient.group_norm[group] | | gauge | same | L2 norm of one block of layers on this rank (model.layers.3), or of one module outside the blocks
+gradient.sparse_tensors | count | gauge | max | sparse gradients, read through their coalesced values
+gradient.unread_tensors | count | gauge | max | gradients that cannot be read (meta, quantised, integer): unknown, not zero
 # ---- optimizer
 optimizer.learning_rate | | gauge | same | learning rate of the first group as the step used it
 optimizer.learning_rate_expected | | gauge | same | what the schedule says for this step; absent when there is none
-optimizer.update_norm | | gauge | same | L2 norm of the weight change of this step
+optimizer.update_norm | | gauge | same | L2 norm of the weight change of this step, estimated from a hashed sample (relative standard error about 1 %)
 optimizer.update_ratio | ratio | gauge | same | update_norm / weight_norm
-optimizer.weight_norm | | gauge | same | L2 norm of the parameters after the step
-optimizer.weight_abs_max | | gauge | max | largest |weight|
-optimizer.nonfinite_weights | count | gauge | max | parameter tensors that hold NaN or infinity after the step
-optimizer.moment1_norm | | gauge | same | L2 norm of exp_avg
-optimizer.moment2_norm | | gauge | same | L2 norm of exp_avg_sq
-optimizer.nonfinite_moments | count | gauge | max | moment tensors that hold NaN or infinity
+optimizer.weight_norm | | gauge | same | L2 norm of the trained parameters after the step, exact
+optimizer.weight_abs_max | | gauge | max | largest |weight| over the trained parameters that are finite, exact
+optimizer.nonfinite_weights | count | gauge | max | trained parameter tensors that hold NaN or infinity after the step, exact, every step (names: event `nonfinite`)
+optimizer.moment1_norm | | gauge | same | L2 norm of exp_avg (or momentum_buffer), from the same sample as update_norm
+optimizer.moment2_norm | | gauge | same | L2 norm of exp_avg_sq, from the same sample as update_norm
+optimizer.nonfinite_moments | count | gauge | max | moment tensors that hold NaN or infinity, exact, at every 16th step only
 optimizer.skipped_updates | count | counter | max | updates that the gate stopped since the start
 optimizer.scaler_skips | count | counter | max | updates that a mixed-precision scaler or engine skipped since the start
 optimizer.step_skipped | flag | gauge | max | this step's update was stopped by the gate
-optimizer.step_applied | flag | gauge | min | the optimizer really stepped
+optimizer.step_applied | flag | gauge | min | an update was really made: not stopped by the gate, not skipped by a scaler
 optimizer.loss_scale | | gauge | same | loss scale of the scaler or engine
-optimizer.unchanged_tensors | count | gauge | same | sampled trainable tensors that no element of the sample changed in this step
-optimizer.sampled_tensors | count | gauge | same | trainable tensors in the sample of unchanged_tensors
+optimizer.unchanged_tensors | count | gauge | same | trained tensors of which no sampled element (32 or more each) changed in this step
+optimizer.sampled_tensors | count | gauge | same | trained tensors in the sample of unchanged_tensors
 optimizer.unheld_parameters | count | gauge | same | trainable parameters that no optimizer group holds
 optimizer.stale_parameters | count | gauge | same | parameters in optimizer groups that the model does not hold any more
 optimizer.state_shape_mismatch | count | gauge | same | moment tensors whose shape is not their parameter's
-optimizer.bf16_swallowed_ratio | ratio | gauge | mean | sampled bf16 weights that a non-zero update left bit-equal
-optimizer.parameter_digest | | gauge | same | digest of a fixed sample of the weights' bits: replicas must be equal
+optimizer.bf16_swallowed_ratio | ratio | gauge | mean | sampled bf16 weights that were left bit-equal though their first moment (or gradient) is not zero
+optimizer.parameter_digest | | gauge | same | 52-bit digest of a fixed sample of the weights' bits (32 or more of every tensor): replicas must be equal; absent when sharded
 optimizer.low_precision_weights | flag | gauge | same | weights are stepped in bf16 or fp16 without a float32 master
 # ---- memory
 memory.rss_bytes | bytes | gauge | sum | resident memory of the rank's process
-memory.children_rss_bytes | bytes | gauge | sum | resident memory of its child processes
+memory.children_rss_bytes | bytes | gauge | sum | resident memory of its direct child processes (data-loader workers)
 memory.cgroup_used_bytes | bytes | gauge | max | memory charged to the cgroup less inactive page cache
-memory.cgroup_limit_bytes | bytes | gauge | min | limit of the cgroup; absent when there is none
+memory.cgroup_limit_bytes | bytes | gauge | min | tightest limit of the cgroup and its parents; absent when there is none
 memory.host_available_bytes | bytes | gauge | min | memory the host says is available
 memory.cuda_allocated_bytes | bytes | gauge | max | live tensors in the caching allocator
 memory.cuda_reserved_bytes | bytes | gauge | max | memory the caching allocator holds

@@ -1,7 +1,7 @@
 """Mergeable partials: statistics of a part that combine exactly with those of another. Standard library only.
 
-Pairwise update of Chan, Golub and LeVeque (1983): the squared deviations are kept about each part's own mean, so nothing
-cancels. A float32 sum of squares gave 0.616 for a true 0.098; this does not.
+Pairwise update of Chan, Golub and LeVeque (1983): the squared deviations are kept about each part's own mean, so
+nothing cancels. A float32 sum of squares gave 0.616 for a true 0.098; this does not.
 """
 
 from __future__ import annotations

@@ -49,9 +49,10 @@ def observe(
 ) -> Pack:
     """Read one micro-batch before its forward. Give what there is: prompt and completion (TRL), or whole sequences.
 
-    With whole sequences `completion_mask_BC` (B x T then) marks the tokens that enter the loss. `others` are more tensors
-    of the batch by name (`old_per_token_logps`, `ref_per_token_logps`, `rewards`, `labels`), looked at for shape, device
-    and dtype only. Raises nothing for shapes that contradict each other. Never synchronises, changes or keeps a tensor.
+    With whole sequences `completion_mask_BC` (B x T then) marks the tokens that enter the loss. `others` are more
+    tensors of the batch by name (`old_per_token_logps`, `ref_per_token_logps`, `rewards`, `labels`), looked at for
+    shape, device and dtype only. Raises nothing for shapes that contradict each other. Never synchronises, changes or
+    keeps a tensor.
     """
     named = {
         "prompt_ids": prompt_ids_BP,

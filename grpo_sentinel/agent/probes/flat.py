@@ -1,10 +1,10 @@
 """Local, flat, readable views of tensors of any kind: what every whole-tensor probe reads through.
 
-    DTensor (FSDP2, TP)   -> its local shard, without a collective
-    sparse                -> the values, coalesced (duplicates summed; on CUDA this is a synchronising call)
-    transposed and the like -> the same storage in storage order (norm, max and samples do not care for the order)
-    expanded, strided with gaps -> a contiguous copy of that one tensor
-    meta, quantised, integer    -> None: unread, counted as such, never taken for zero
+DTensor (FSDP2, TP)   -> its local shard, without a collective
+sparse                -> the values, coalesced (duplicates summed; on CUDA this is a synchronising call)
+transposed and the like -> the same storage in storage order (norm, max and samples do not care for the order)
+expanded, strided with gaps -> a contiguous copy of that one tensor
+meta, quantised, integer    -> None: unread, counted as such, never taken for zero
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def plain_name(name: str) -> str:
@@ -29,7 +31,7 @@ def local(tensor: Any) -> torch.Tensor:
     """Give the part of a tensor that this rank holds. Never communicates."""
     while hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    return tensor.detach()  # type: ignore[no-any-return]
+    return tensor.detach()
 
 
 def flat(tensor: Any) -> torch.Tensor | None:
@@ -38,7 +40,10 @@ def flat(tensor: Any) -> torch.Tensor | None:
     The view shares memory with the tensor (a copy only for sparse, expanded and gapped ones) and must not outlive the
     call that made it.
     """
-    if getattr(tensor, "is_meta", False):
+    if type(tensor) in _PLAIN_TYPES and tensor.dtype in _PLAIN_DTYPES and tensor.layout is torch.strided:
+        if tensor.is_contiguous() and not tensor.is_meta:
+            return tensor.detach().view(-1)  # nearly every tensor there is: the checks below cost more than the view
+    elif getattr(tensor, "is_meta", False):
         return None
     here = local(tensor)
     if here.is_meta or here.is_quantized or not (here.dtype.is_floating_point or here.dtype.is_complex):
@@ -56,7 +61,7 @@ def flat(tensor: Any) -> torch.Tensor | None:
 
 def is_sparse(tensor: Any) -> bool:
     """Tell whether a tensor is stored sparsely."""
-    return getattr(tensor, "layout", torch.strided) != torch.strided
+    return bool(getattr(tensor, "layout", torch.strided) != torch.strided)
 
 
 def _is_permuted(tensor: torch.Tensor) -> bool:

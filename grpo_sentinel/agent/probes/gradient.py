@@ -62,10 +62,10 @@ def observe(
 
     `norm_preclip` is the global norm that the trainer computed (tensor or float). Without it the local one stands in,
     unless gradients are sharded: then there is none (the daemon adds the ranks' `gradient.norm_local`). `sharded`: None
-    looks for DTensor; say True for FSDP1, whose pieces look like plain tensors. `clip_limit` is max_grad_norm (None, 0 or inf: no clipping). A parameter that stands twice
-    (tied weights) counts once. Does not synchronise (but for sparse gradients on CUDA), joins no gradients, changes and
-    keeps none. Raises nothing for empty, 0-d, complex or frozen parameters; gradients that cannot be read are counted in
-    `gradient.unread_tensors`.
+    looks for DTensor; say True for FSDP1, whose pieces look like plain tensors. `clip_limit` is max_grad_norm (None,
+    0 or inf: no clipping). A parameter that stands twice (tied weights) counts once. Does not synchronise (but for
+    sparse gradients on CUDA), joins no gradients, changes and keeps none. Raises nothing for empty, 0-d, complex or
+    frozen parameters; gradients that cannot be read are counted in `gradient.unread_tensors`.
     """
     seen: set[int] = set()
     named: list[tuple[str, Any]] = []
@@ -198,7 +198,7 @@ def _norms(per: norms.PerTensor, meta: _Meta) -> dict[str, float]:
 
 
 def _clipping(known: list[float], limit: float | None) -> dict[str, float]:
-    values = {"gradient.norm_preclip": norm for norm in known}
+    values = {"gradient.norm_preclip": known[0]} if known else {}
     if limit is None or not 0 < limit < math.inf:
         return {**values, "gradient.clip_coefficient": 1.0}
     values["gradient.clip_limit"] = limit
@@ -227,9 +227,8 @@ def _distribution(sampled: torch.Tensor, norm: float, elements: int) -> dict[str
         return {}
     size = finite.abs()
     values = {"gradient.abs_mean": float(size.mean())}
-    ordered = size.sort().values
     for name, q in _QUANTILES.items():
-        values[name] = float(ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)])
+        values[name] = float(size.kthvalue(math.ceil(q * len(size))).values)  # a tenth of the cost of sorting
     if math.isfinite(norm):
         values["gradient.std"] = math.sqrt(max(0.0, norm * norm / elements - float(finite.mean()) ** 2))
     return values

@@ -59,7 +59,10 @@ def check_layout(tensors: Mapping[str, torch.Tensor], model_device: torch.device
     fitting = {
         name: tensor
         for name, tensor in tensors.items()
-        if (name in _IDS or name in _MASKS) and name not in wrong_shape and first is not None and tensor.device == first.device
+        if (name in _IDS or name in _MASKS)
+        and name not in wrong_shape
+        and first is not None
+        and tensor.device == first.device
     }
     return Layout(
         rows=rows,
@@ -76,10 +79,10 @@ def _widths(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 def _shape_fits(name: str, tensor: torch.Tensor, rows: int, widths: Mapping[str, int]) -> bool:
     if name in _IDS:
-        return tensor.dim() == 2 and tensor.shape[0] == rows
+        return bool(tensor.dim() == 2 and tensor.shape[0] == rows)
     if name in _MASKS:
         owner = _MASKS[name] if _MASKS[name] in widths else "input_ids"
-        return tensor.dim() == 2 and tensor.shape[0] == rows and tensor.shape[1] == widths.get(owner, tensor.shape[1])
+        return tuple(tensor.shape) == (rows, widths.get(owner, tensor.shape[-1] if tensor.dim() else 0))
     if not any(part in name for part in _PER_ROW) or tensor.dim() == 0 or not rows:
         return True
     if tensor.shape[0] != rows:
@@ -98,7 +101,7 @@ def _dtype_fits(name: str, dtype: torch.dtype) -> bool:
     if name in _IDS or name == "labels":
         return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
     if any(part in name for part in _REAL):
-        return dtype.is_floating_point
+        return bool(dtype.is_floating_point)
     return not dtype.is_complex
 
 

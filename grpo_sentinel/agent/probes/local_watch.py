@@ -1,8 +1,8 @@
 """Gradient layer: hooks that see each rank's own gradient before DDP's all-reduce, to name the rank that is wrong.
 
-A tensor hook on a leaf runs before the gradient is accumulated, and DDP reduces after that: the hook sees what this rank
-alone computed. FSDP hands the hooks' tensors over in another shape or not at all: there nothing fires, and nothing is
-reported.
+A tensor hook on a leaf runs before the gradient is accumulated, and DDP reduces after that: the hook sees what this
+rank alone computed. FSDP hands the hooks' tensors over in another shape or not at all: there nothing fires, and
+nothing is reported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LocalWatch:
         """Register the hooks; arming twice changes nothing. The hooks never change a gradient and never raise."""
         if self._handles:
             return
-        for name, parameter in dict((id(p), (n, p)) for n, p in named_parameters).values():
+        for name, parameter in {id(p): (n, p) for n, p in named_parameters}.values():
             if parameter.requires_grad:
                 self._handles.append(parameter.register_hook(self._hook(plain_name(name))))
 

@@ -17,7 +17,9 @@ _KIB = 1024
 class MemoryProbe:
     """Reads /proc, the cgroup (v1 or v2) and torch.cuda. What cannot be read is absent, never 0."""
 
-    def __init__(self, ring_directory: Path | None = None, *, device: int | None = None, root: Path = Path("/")) -> None:
+    def __init__(
+        self, ring_directory: Path | None = None, *, device: int | None = None, root: Path = Path("/")
+    ) -> None:
         """`ring_directory`: whose file system `memory.shm_used_ratio` is about. `root`: where /proc and /sys are."""
         self._ring_directory = ring_directory
         self._device = device
@@ -25,9 +27,17 @@ class MemoryProbe:
         self._cgroup = find_cgroup(root)
 
     def observe(self) -> dict[str, float]:
-        """Read every figure once; a few tenths of a millisecond. Never initialises CUDA, never raises for a missing file."""
+        """Read every figure once, in about 0.3 ms. Never initialises CUDA, never raises for a missing file."""
         out: dict[str, float] = {}
-        for read in (self._process, self._children, self._cgroup_memory, self._host, self._limits, self._shm, self._cuda):
+        for read in (
+            self._process,
+            self._children,
+            self._cgroup_memory,
+            self._host,
+            self._limits,
+            self._shm,
+            self._cuda,
+        ):
             try:
                 out.update(read())
             except (OSError, ValueError, IndexError):
@@ -138,7 +148,9 @@ def _existing(base: Path, path: str, name: str) -> Path | None:
 def read_cgroup(directory: Path) -> dict[str, float]:
     """Read use (less inactive page cache, which the kernel drops first) and limit of a memory cgroup, v1 or v2."""
     second = (directory / "memory.current").is_file()
-    used_name, limit_name = ("memory.current", "memory.max") if second else ("memory.usage_in_bytes", "memory.limit_in_bytes")
+    used_name, limit_name = (
+        ("memory.current", "memory.max") if second else ("memory.usage_in_bytes", "memory.limit_in_bytes")
+    )
     used = int((directory / used_name).read_text())
     stat = dict(line.split(maxsplit=1) for line in (directory / "memory.stat").read_text().splitlines() if " " in line)
     cache = int(stat.get("inactive_file" if second else "total_inactive_file", "0"))

@@ -54,9 +54,9 @@ def head_bias(module: torch.nn.Module) -> torch.Tensor | None:
 def _drops(part: torch.nn.Module) -> bool:
     """Dropout as a module; a dropout probability used functionally (attention) is active with its owner's mode."""
     if isinstance(part, torch.nn.modules.dropout._DropoutNd):
-        return part.training and part.p > 0
+        return bool(part.training and part.p > 0)
     functional = getattr(part, "attention_dropout", None)
-    return part.training and isinstance(functional, float) and functional > 0
+    return bool(part.training and isinstance(functional, float) and functional > 0)
 
 
 def _adapters(modules: list[torch.nn.Module]) -> list[bool]:

@@ -1,9 +1,9 @@
 """One pass over many tensors: sum of squares, smallest and largest element of each.
 
-On the CPU each tensor is cut into pieces that stay in the cache between the two reads (sum of squares, then extremes), so
-the second costs little; on an accelerator two multi-tensor kernels do it. Sums of squares are float32 at least per
-piece and float64 over pieces. A NaN anywhere makes all of a tensor's numbers NaN, an infinity makes its largest infinite;
-a finite largest with an infinite sum is an overflow of the sum.
+On the CPU each tensor is cut into pieces that stay in the cache between the two reads (sum of squares, then
+extremes), so the second costs little; on an accelerator two multi-tensor kernels do it. Sums of squares are float32
+at least per piece and float64 over pieces. A NaN anywhere makes all of a tensor's numbers NaN, an infinity makes its
+largest infinite; a finite largest with an infinite sum is an overflow of the sum.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ def observe(
     trainable = [parameter for parameter in held if parameter.requires_grad]
     out = {
         "optimizer.state_shape_mismatch": float(sum(_mismatches(optimizer.state.get(p), p) for p in held)),
-        "optimizer.low_precision_weights": float(any(p.dtype in _LOW for p in trainable) and not _has_master(optimizer)),
+        "optimizer.low_precision_weights": float(
+            any(p.dtype in _LOW for p in trainable) and not _has_master(optimizer)
+        ),
     }
     rate = _rate(optimizer)
     if rate is not None:
@@ -44,7 +46,7 @@ class SkipCounter:
         self._scale: float | None = None
 
     def observe(self, scaler: Any, engine: Any) -> dict[str, float]:
-        """Read a GradScaler (its scale fell: it skipped) or a DeepSpeed engine (it counts itself). No synchronising call."""
+        """Read a GradScaler (its scale fell: it skipped) or a DeepSpeed engine (it counts itself)."""
         out: dict[str, float] = {}
         before = self._skips
         if engine is not None and hasattr(engine, "skipped_steps"):
@@ -74,7 +76,7 @@ def _scale_of(scaler: Any) -> float | None:
 
 
 def _rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """Give the first group's learning rate; None when it is a tensor on a device (capturable): reading it would wait."""
+    """Give the first group's learning rate; None when it lives on a device (capturable): reading would wait."""
     rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
     if isinstance(rate, torch.Tensor):
         return float(rate) if rate.device.type == "cpu" else None
@@ -90,4 +92,7 @@ def _mismatches(state: Any, parameter: torch.Tensor) -> int:
 
 def _has_master(optimizer: Any) -> bool:
     """Look for the float32 copies that mixed-precision optimizers keep (DeepSpeed, Apex, TransformerEngine)."""
-    return any(getattr(optimizer, name, None) for name in ("fp32_groups_flat", "single_partition_of_fp32_groups", "master_weights"))
+    return any(
+        getattr(optimizer, name, None)
+        for name in ("fp32_groups_flat", "single_partition_of_fp32_groups", "master_weights")
+    )

@@ -1,9 +1,9 @@
 """What a probe hands over: raw partials still on the device, and how to finish them once they are on the host.
 
-    tensors --observe()--> Pack (device, not synchronised) --Readback--> Part (host) --finish()--> Harvest (named floats)
+    tensors --observe()--> Pack (device, not synchronised) --Readback--> Part (host) --finish()--> Harvest (floats)
 
-Several packs of one probe in one step (the micro-batches) are finished together, so a mean is weighted by its counts and
-never a mean of means.
+Several packs of one probe in one step (the micro-batches) are finished together, so a mean is weighted by its counts
+and never a mean of means.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Named partials of masked tensors: small reductions on the device whose names say how micro-batches merge.
 
-    sum:x  added     min:x max:x  extremes     n:x mean:x m2:x  (together)  moments, merged pairwise
-    lse:x  logarithm of a sum of exponentials, merged without overflow
+sum:x  added     min:x max:x  extremes     n:x mean:x m2:x  (together)  moments, merged pairwise
+lse:x  logarithm of a sum of exponentials, merged without overflow
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Bag:
     def _wait(self, kind: str, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
         if not keep.numel():
             empty = _FILL.get(kind, 0.0)
-            self.put([_prefixed(kind, name)], torch.full((1,), empty, dtype=wide_dtype(keep.device), device=keep.device))
+            self.put(
+                [_prefixed(kind, name)], torch.full((1,), empty, dtype=wide_dtype(keep.device), device=keep.device)
+            )
             return
         queue = self._waiting.setdefault((kind, keep.shape), [])
         queue.append((name, x, keep))

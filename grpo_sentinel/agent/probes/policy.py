@@ -1,4 +1,4 @@
-"""Policy layer: log-probs, ratio, KL, entropy, advantages, loss of the micro-batches, per rank, before any reduction."""
+"""Policy layer: log-probs, ratio, KL, entropy, advantages and loss, per rank, before any reduction."""
 
 from __future__ import annotations
 
@@ -46,13 +46,19 @@ def observe(
     """Read one micro-batch as it is trained on: `logp_BT` from the training forward, T completion positions.
 
     advantages: B or B x T. `old_logp_BT` None with `on_policy` True means old = current (ratio 1), as TRL does.
-    `loss` is the local loss of this micro-batch; `loss_scale` undoes a division (gradient accumulation): what is reported
-    is loss * loss_scale. `scale_rewards`: "group" (by the group's sample std; the bound holds), "batch", "none".
-    `importance_sampling_level` "sequence" (GSPO) takes the mean log-ratio of a row for all of its tokens. Without a mask
-    every position counts. Raises ValueError when shapes contradict. Runs without autograd, never synchronises, changes
-    and keeps no tensor.
+    `loss` is the local loss of this micro-batch; `loss_scale` undoes a division (gradient accumulation): what is
+    reported is loss * loss_scale. `scale_rewards`: "group" (by the group's sample std; the bound holds), "batch",
+    "none".
+    `importance_sampling_level` "sequence" (GSPO) takes the mean log-ratio of a row for all of its tokens. Without a
+    mask every position counts. Raises ValueError when shapes contradict. Runs without autograd, never synchronises,
+    changes and keeps no tensor.
     """
-    inputs = {"old_logp": old_logp_BT, "ref_logp": ref_logp_BT, "sampling_logp": sampling_logp_BT, "advantages": advantages}
+    inputs = {
+        "old_logp": old_logp_BT,
+        "ref_logp": ref_logp_BT,
+        "sampling_logp": sampling_logp_BT,
+        "advantages": advantages,
+    }
     given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
     tokens = next((t for t in (logp_BT, entropy_BT, completion_ids_BT) if t is not None), None)
     bag = Bag()
@@ -69,7 +75,10 @@ def observe(
         if advantages is not None:
             terms.advantages(bag, *_per_row_or_token(advantages.detach(), mask))
         if loss is not None:
-            bag.put(["loss"], loss.detach() * loss_scale if isinstance(loss, torch.Tensor) else torch.tensor([loss * loss_scale]))
+            bag.put(
+                ["loss"],
+                loss.detach() * loss_scale if isinstance(loss, torch.Tensor) else torch.tensor([loss * loss_scale]),
+            )
         values = bag.vector(None if tokens is None else tokens.device)
     leaks = tuple(name for name, tensor in given.items() if tensor.requires_grad)
     meta = _Meta(
@@ -89,9 +98,7 @@ def _mask(like: torch.Tensor, mask: torch.Tensor | None, others: Mapping[str, to
     return torch.ones_like(like, dtype=torch.bool) if mask is None else (mask != 0).to(like.device)
 
 
-def _per_row_or_token(
-    advantages: torch.Tensor, mask: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _per_row_or_token(advantages: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     if advantages.dim() < 2 or advantages.shape[1] == 1:
         return advantages.flatten(), None
     return advantages, None if mask is None or mask.shape != advantages.shape else mask.to(advantages.device)

@@ -26,7 +26,7 @@ def log_probs(bag: Bag, logp: torch.Tensor, mask: torch.Tensor) -> None:
 def ratio(
     bag: Bag, log_ratio: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor | None, low: float, high: float
 ) -> None:
-    """Importance ratio r = exp(log_ratio): mean, extremes, clip fractions, k3 to the old policy, effective sample size."""
+    """Importance ratio r = exp(log_ratio): mean, extremes, clip fractions, k3 to the old policy, sample size."""
     fine = mask & log_ratio.isfinite()
     bag.count("ratio_count", fine)
     bag.log_sum("ratio", log_ratio, fine)

@@ -76,13 +76,16 @@ def observe(
     """Read the raw scores of one generation batch; NaN stands for None. Groups are adjacent rows of `group_size`.
 
     The combined reward is the weighted sum over functions, NaN where every function is NaN (a function that returned
-    None for a row is left out of that row, as TRL does). `history` is updated at harvest. Functions of one name are told
-    apart by a number (`length`, `length#2`). Raises ValueError when names do not fit the matrix. Never synchronises.
+    None for a row is left out of that row, as TRL does). `history` is updated at harvest. Functions of one name are
+    told apart by a number (`length`, `length#2`). Raises ValueError when names do not fit the matrix. Never
+    synchronises.
     """
     scores_BF = rewards_BF.detach()
     scores_BF = scores_BF.unsqueeze(1) if scores_BF.dim() == 1 else scores_BF
     if scores_BF.dim() != 2 or scores_BF.shape[1] != len(func_names):
-        raise ValueError(f"rewards of shape {tuple(rewards_BF.shape)} do not fit the {len(func_names)} names {list(func_names)}")
+        raise ValueError(
+            f"rewards of shape {tuple(rewards_BF.shape)} do not fit the {len(func_names)} names {list(func_names)}"
+        )
     pieces = [scores_BF]
     known: tuple[float, ...] | None = (1.0,) * len(func_names)
     if isinstance(weights, torch.Tensor):

@@ -1,7 +1,8 @@
 """Fixed hashed samples of many tensors: the same positions every step and on every replica, without any RNG.
 
-Stratified: n elements of N are one per stratum of N/n, at a hashed place inside it. The rank error of a quantile q is at
-most that of simple random sampling, sqrt(q(1-q)/n) (Cochran 1977, 5.6); for N <= n the sample is everything and exact.
+Stratified: n elements of N are one per stratum of N/n, at a hashed place inside it. The rank error of a quantile q is
+at most that of simple random sampling, sqrt(q(1-q)/n) (Cochran 1977, 5.6); for N <= n the sample is everything and
+exact.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def hashed(count: int, salt: int = 0) -> torch.Tensor:
 
 
 def strata(total: int, count: int, salt: int = 0) -> torch.Tensor:
-    """Choose `count` positions of `total`, one per stratum, ascending: int64 on the CPU. All of them if total <= count."""
+    """Choose `count` positions of `total`, ascending, one per stratum: int64, CPU. All if total <= count."""
     if total <= count:
         return torch.arange(total)
     width = total / count

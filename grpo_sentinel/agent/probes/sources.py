@@ -1,8 +1,8 @@
 """Gradients of this rank under engines that do not keep them in `.grad`: lists of (name, tensor), never a collective.
 
-    plain, DDP, FSDP1, FSDP2   parameter.grad                              (`gradient.observe` reads it)
-    ZeRO-1, ZeRO-2             engine.optimizer.averaged_gradients         its own partition, before engine.step()
-    ZeRO-3                     deepspeed.utils.safe_get_local_grad(p)      its own partition
+plain, DDP, FSDP1, FSDP2   parameter.grad                              (`gradient.observe` reads it)
+ZeRO-1, ZeRO-2             engine.optimizer.averaged_gradients         its own partition, before engine.step()
+ZeRO-3                     deepspeed.utils.safe_get_local_grad(p)      its own partition
 """
 
 from __future__ import annotations
