@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import mmap
-import zlib
 from collections.abc import Callable
+from zlib import crc32
 
 from grpo_sentinel.protocol.layout import SLOT_PREFIX, SLOT_PREFIX_BYTES
 
@@ -21,7 +21,7 @@ class Refused(enum.Enum):
 
 def checksum(body: bytes, sequence: int) -> int:
     """CRC-32 of `body`, seeded with `sequence`, so that an old body under a new sequence never passes."""
-    return zlib.crc32(body, sequence & 0xFFFFFFFF)
+    return crc32(body, sequence & 0xFFFFFFFF)
 
 
 def store_slot(mapping: mmap.mmap, words: memoryview, offset: int, sequence: int, body: bytes) -> None:
@@ -29,10 +29,11 @@ def store_slot(mapping: mmap.mmap, words: memoryview, offset: int, sequence: int
 
     A reader that comes in between sees sequence 0, or a CRC that does not fit. Never blocks.
     """
-    prefix = SLOT_PREFIX.pack(zlib.crc32(body, sequence & 0xFFFFFFFF), len(body))
-    words[offset >> 3] = 0
-    mapping[offset + 8 : offset + SLOT_PREFIX_BYTES + len(body)] = prefix + body
-    words[offset >> 3] = sequence
+    length, word = len(body), offset >> 3
+    stored = SLOT_PREFIX.pack(crc32(body, sequence & 0xFFFFFFFF), length) + body
+    words[word] = 0
+    mapping[offset + 8 : offset + SLOT_PREFIX_BYTES + length] = stored
+    words[word] = sequence
 
 
 def load_slot(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from grpo_sentinel.protocol.layout import STEP_HEAD
 from grpo_sentinel.protocol.names import NameReader, NameTable
@@ -15,14 +16,12 @@ INT63 = (1 << 63) - 1
 Place = tuple[int, int, int, int, int]  # step, generation, monotonic ns, wall ns, micro-batch
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The values of one slot: `[start, stop)` of the record, their packed ids and the packer for exactly that many."""
+class Chunk(NamedTuple):
+    """The values of one slot: how many, and `pack(*head, *values, ids)` for exactly that many."""
 
-    start: int
-    stop: int
+    size: int
+    pack: Callable[..., bytes]
     ids: bytes
-    packer: struct.Struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,7 @@ class Plan:
     chunks: tuple[Chunk, ...]
     keep: tuple[int, ...] | None  # positions that have an id; None = all of them
     left_out: int  # positions that have none
+    single: Chunk | None  # set when nothing is left out and one slot is enough: nearly always
 
 
 def make_plan(keys: Iterable[object], names: NameTable, per_slot: int, most_parts: int) -> Plan:
@@ -42,28 +42,23 @@ def make_plan(keys: Iterable[object], names: NameTable, per_slot: int, most_part
     chunks = []
     for start in range(0, max(1, len(ids)), per_slot):
         part = ids[start : start + per_slot]
-        packer = struct.Struct(f"{STEP_HEAD.format}{len(part)}d")
-        chunks.append(Chunk(start, start + len(part), struct.pack(f"<{len(part)}I", *part), packer))
+        body = struct.Struct(f"{STEP_HEAD.format}{len(part)}d{4 * len(part)}s")
+        chunks.append(Chunk(len(part), body.pack, struct.pack(f"<{len(part)}I", *part)))
     left_out = len(found) - len(positions)
-    return Plan(tuple(chunks), tuple(positions) if left_out else None, left_out)
+    single = chunks[0] if len(chunks) == 1 and not left_out else None
+    return Plan(tuple(chunks), tuple(positions) if left_out else None, left_out, single)
 
 
 def pack_parts(plan: Plan, numbers: Collection[Any], place: Place, kind: Kind, mode: Mode) -> list[bytes]:
     """Pack one record into the bodies of its slots. Raises whatever a value that is no number raises."""
-    chunks = plan.chunks
-    if plan.keep is None and len(chunks) == 1:  # nearly always
-        chunk = chunks[0]
-        return [chunk.packer.pack(*place, chunk.stop, kind, mode, 0, 1, 0, *numbers) + chunk.ids]
-    given = tuple(numbers)
+    given: Iterator[Any] = iter(numbers)
     if plan.keep is not None:
-        given = tuple(given[at] for at in plan.keep)
-    parts = len(chunks)
+        every = tuple(numbers)
+        given = (every[at] for at in plan.keep)
+    parts = len(plan.chunks)
     return [
-        chunk.packer.pack(
-            *place, chunk.stop - chunk.start, kind, mode, part, parts, 0, *given[chunk.start : chunk.stop]
-        )
-        + chunk.ids
-        for part, chunk in enumerate(chunks)
+        pack(*place, count, kind, mode, part, parts, 0, *islice(given, count), ids)
+        for part, (count, pack, ids) in enumerate(plan.chunks)
     ]
 
 

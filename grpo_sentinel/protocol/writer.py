@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -123,31 +123,53 @@ class RankWriter:
                 return self._lose()
             self._busy = True
             try:
-                self._append(values, (step, generation, self._monotonic_ns(), self._wall_ns(), micro_batch), kind, mode)
+                plan = self._plans.get(tuple(values))
+                place = step, generation, self._monotonic_ns(), self._wall_ns(), micro_batch
+                if plan is None or plan.single is None:
+                    self._append(values, place, kind, mode)
+                else:  # nearly always; written out because a call more per push is felt
+                    count, pack, ids = plan.single
+                    try:
+                        body = pack(*place, count, kind, mode, 0, 1, 0, *values.values(), ids)
+                    except Exception:  # noqa: BLE001 - a value's own __float__ may raise anything
+                        self._append_cleaned(values, place, kind, mode)
+                    else:
+                        self._store((body,))
             except Exception:  # noqa: BLE001 - the trainer must not die of its observer; counted
                 self._lose()
             finally:
                 self._busy = False
 
     def _append(self, values: Mapping[str, float], place: Place, kind: Kind, mode: Mode) -> None:
+        """Append a record that is split, has names without a place, or comes in this order for the first time."""
         keys = tuple(values)
         plan = self._plans.get(keys) or self._plan(keys)
         try:
             bodies = pack_parts(plan, values.values(), place, kind, mode)
-        except Exception:  # noqa: BLE001 - a value's own __float__ may raise anything
-            clean = only_numbers(values)
-            self._drop(len(keys) - len(clean))
-            plan = self._plan(tuple(clean))
-            bodies = pack_parts(plan, clean.values(), clamp_place(place), kind, mode)
-        if plan.left_out:
+        except Exception:  # noqa: BLE001 - as in push
+            self._append_cleaned(values, place, kind, mode)
+        else:
             self._drop(plan.left_out)
+            self._store(bodies)
+
+    def _append_cleaned(self, values: Mapping[str, float], place: Place, kind: Kind, mode: Mode) -> None:
+        """Second try: leave out what is no number and bring the place into range."""
+        clean = only_numbers(values)
+        keys = tuple(clean)
+        plan = self._plans.get(keys) or self._plan(keys)
+        bodies = pack_parts(plan, clean.values(), clamp_place(place), kind, mode)
+        self._drop(len(values) - len(clean) + plan.left_out)
+        self._store(bodies)
+
+    def _store(self, bodies: Iterable[bytes]) -> None:
+        """Store the parts of one record and move the head once, after the last."""
         mapping, words, sequence = self._mapping, self._words, self._record
         first, slots, size = self._step_ring
         for body in bodies:
             offset = first + sequence % slots * size
             sequence += 1
             store_slot(mapping, words, offset, sequence, body)
-        self._record = words[_RECORD_HEAD] = sequence  # once, after the last part
+        self._record = words[_RECORD_HEAD] = sequence
 
     def _plan(self, keys: tuple[str, ...]) -> Plan:
         if len(self._plans) >= _PLANS_KEPT:

@@ -1,0 +1,1 @@
+"""Figures that the product promises, measured on this machine: `python -m benchmarks [name ...]`."""

@@ -1,0 +1,40 @@
+"""Runs the benchmarks named on the command line, or all; one that fails is said and the rest go on."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+
+from benchmarks.record import BENCH_JSON, record
+
+BENCHMARKS = {
+    "push": "benchmarks.bench_push",
+    "ring": "benchmarks.bench_ring",
+    "collect": "benchmarks.bench_collect",
+}
+"""Name -> module with `main(record)`; see `benchmarks.record.record` for what it is handed."""
+
+
+def main(names: list[str]) -> int:
+    """Run and return the exit code: 0 when every benchmark ran to its end and kept its promise, else 1."""
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    failed = []
+    for name in names or BENCHMARKS:
+        print(f"-- {name}", flush=True)
+        try:
+            import_module(BENCHMARKS[name]).main(record)
+        except Exception:  # noqa: BLE001 - the other figures are still wanted
+            traceback.print_exc()
+            failed.append(name)
+    print(f"figures are in {BENCH_JSON}")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
