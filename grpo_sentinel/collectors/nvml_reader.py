@@ -20,7 +20,7 @@ from typing import Any
 
 import pynvml as nvml
 
-_MIB_CLOCK = 1e6  # NVML counts clocks in MHz
+_MEGAHERTZ = 1e6
 _SLOWDOWN = (
     nvml.nvmlClocksEventReasonHwSlowdown
     | nvml.nvmlClocksEventReasonHwThermalSlowdown
@@ -114,6 +114,7 @@ def _one(function: str, *arguments: Any, scale: float = 1.0) -> Callable[[Any], 
     return lambda handle: (getattr(nvml, function)(handle, *arguments) * scale,)
 
 
+_MIG = "device.gpu_mig_enabled"
 _ECC = "nvmlDeviceGetTotalEccErrors"
 
 QUERIES = (
@@ -124,14 +125,14 @@ QUERIES = (
     Query(("device.gpu_power_watts",), _one("nvmlDeviceGetPowerUsage", scale=1e-3)),
     Query(("device.gpu_power_limit_watts",), _one("nvmlDeviceGetEnforcedPowerLimit", scale=1e-3)),
     Query(("device.gpu_energy_joules",), _one("nvmlDeviceGetTotalEnergyConsumption", scale=1e-3)),
-    Query(("device.gpu_sm_clock_hertz",), _one("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM, scale=_MIB_CLOCK)),
-    Query(("device.gpu_memory_clock_hertz",), _one("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM, scale=_MIB_CLOCK)),
+    Query(("device.gpu_sm_clock_hertz",), _one("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM, scale=_MEGAHERTZ)),
+    Query(("device.gpu_memory_clock_hertz",), _one("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM, scale=_MEGAHERTZ)),
     Query(("device.gpu_clock_event_reasons", "device.gpu_hw_slowdown"), _clock_events),
     Query(("device.gpu_ecc_corrected",), _one(_ECC, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC)),
     Query(("device.gpu_ecc_uncorrected",), _one(_ECC, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)),
     Query(("device.gpu_remapped_rows_pending", "device.gpu_remapped_rows_failed"), _remapped_rows),
     Query(("device.gpu_pcie_replays",), _one("nvmlDeviceGetPcieReplayCounter")),
-    Query(("device.gpu_mig_enabled",), lambda handle: (nvml.nvmlDeviceGetMigMode(handle)[0],)),
+    Query((_MIG,), lambda handle: (nvml.nvmlDeviceGetMigMode(handle)[0],)),
 )
 
 MIG_QUERIES = QUERIES[:2]
@@ -158,8 +159,7 @@ class DeviceReading:
         except nvml.NVMLError_NotSupported:
             self.unsupported.extend(signals)
         except nvml.NVMLError_FunctionNotFound:
-            reason = "this driver's NVML is too old to offer it"
-            self.failed.update(dict.fromkeys(signals, reason))
+            self.failed.update(dict.fromkeys(signals, "this driver's NVML is too old to offer it"))
         except nvml.NVMLError_GpuIsLost:
             raise
         except nvml.NVMLError as error:
@@ -219,51 +219,61 @@ class NvmlReader:
             if uuid not in here
         ]
         xids = self._events.take(self._addresses)
-        node = DeviceReading("nvml", {"driver": _driver_version()})
+        node = DeviceReading("nvml", {"driver": _text(nvml.nvmlSystemGetDriverVersion)})
         node.values = {"device.gpu_count": float(count), "device.nvml_read_seconds": time.monotonic() - begun}
         return {"samples": [asdict(reading) for reading in [*readings, node]], "xids": xids}
 
     def _read_index(self, index: int) -> list[DeviceReading]:
         """Read one GPU and its MIG slices."""
-        reading = DeviceReading(self._uuids.get(index, f"gpu-{index}"), {"gpu": str(index)})
-        reading.labels = self._labels.get(reading.entity, reading.labels)
+        known = self._uuids.get(index, f"gpu-{index}")
+        reading = DeviceReading(known, self._labels.get(known, {"gpu": str(index)}))
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid = nvml.nvmlDeviceGetUUID(handle)
-            if uuid != self._uuids.get(index):
-                self._meet(index, uuid, handle)
-            reading.entity, reading.labels = uuid, self._labels[uuid]
-            reading.values["device.gpu_lost"] = 0.0
-            _read_device(reading, handle, QUERIES)
-            if not self._events.watches(uuid):
-                reading.unsupported.append("device.xid_errors")
-            slices = self._slices(reading, handle) if reading.values.get("device.gpu_mig_enabled") else []
-            return [reading, *slices]
         except nvml.NVMLError_GpuIsLost as error:
             return [reading.lost(str(error))]
         except nvml.NVMLError as error:
             reading.failed.update(dict.fromkeys(_PER_GPU, str(error)))
             return [reading]
+        if uuid != self._uuids.get(index):
+            self._meet(index, uuid, handle)
+        reading.entity, reading.labels = uuid, self._labels[uuid]
+        return self._read_handle(reading, handle)
+
+    def _read_handle(self, reading: DeviceReading, handle: Any) -> list[DeviceReading]:
+        reading.values["device.gpu_lost"] = 0.0
+        if not self._events.watches(reading.entity):
+            reading.unsupported.append("device.xid_errors")
+        try:
+            _read_device(reading, handle, QUERIES)
+            return [reading, *(self._slices(reading, handle) if reading.values.get(_MIG) else [])]
+        except nvml.NVMLError_GpuIsLost as error:
+            return [reading.lost(str(error))]
 
     def _meet(self, index: int, uuid: str, handle: Any) -> None:
         """Note a GPU that is new at this index."""
-        labels = {"gpu": str(index), "name": nvml.nvmlDeviceGetName(handle)}
-        labels["pci_bus"] = nvml.nvmlDeviceGetPciInfo(handle).busId
-        self._uuids[index], self._labels[uuid] = uuid, labels
+        name, bus = _text(nvml.nvmlDeviceGetName, handle), _text(lambda it: nvml.nvmlDeviceGetPciInfo(it).busId, handle)
+        self._uuids[index], self._labels[uuid] = uuid, {"gpu": str(index), "name": name, "pci_bus": bus}
         self._addresses[_address(handle)] = uuid
         self._events.watch(uuid, handle)
 
     def _slices(self, gpu: DeviceReading, handle: Any) -> list[DeviceReading]:
-        """Read the MIG devices of one GPU."""
+        """Read the MIG devices of one GPU; when they cannot be listed, that is said of its MIG mode."""
         found = []
-        for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            try:
-                device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        try:
+            for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                try:
+                    device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+                except (nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument):
+                    continue  # no slice in this place
                 reading = DeviceReading(nvml.nvmlDeviceGetUUID(device), {**gpu.labels, "parent": gpu.entity})
                 reading.labels["gpu_instance"] = str(nvml.nvmlDeviceGetGpuInstanceId(device))
-            except (nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument):
-                continue
-            found.append(_read_device(reading, device, MIG_QUERIES))
+                found.append(_read_device(reading, device, MIG_QUERIES))
+        except nvml.NVMLError_GpuIsLost:
+            raise
+        except nvml.NVMLError as error:
+            gpu.failed[_MIG] = f"the MIG devices cannot be read ({error})"
+            del gpu.values[_MIG]
         return found
 
 
@@ -308,9 +318,10 @@ def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def _driver_version() -> str:
+def _text(read: Callable[..., Any], *arguments: Any) -> str:
+    """A label that is nice to have and no reason to give up the rest."""
     try:
-        return str(nvml.nvmlSystemGetDriverVersion())
+        return str(read(*arguments))
     except nvml.NVMLError:
         return "unknown"
 

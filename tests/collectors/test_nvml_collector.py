@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from collector_worlds import GpuWorld
+from collector_worlds import HERE, GpuWorld
 
 from grpo_sentinel.catalog import SIGNALS, split_name
 from grpo_sentinel.clock import ManualClock
@@ -222,6 +224,30 @@ def test_mig_slices_are_devices_of_their_own(gpus: GpuWorld, reader: Reader) -> 
     assert "device.gpu_utilization_ratio" in second.unsupported
 
 
+def test_slices_that_cannot_be_listed_are_said_and_spoil_nothing_else(gpus: GpuWorld, reader: Reader) -> None:
+    gpus.set({"0.slices": 2, "0.error.nvmlDeviceGetMaxMigDeviceCount": 999})
+    sample = reader.read()[GPU0]
+
+    assert sample.failed == {"device.gpu_mig_enabled": "the MIG devices cannot be read (Unknown Error)"}
+    assert sample.values["device.gpu_temperature_celsius"] == 64
+
+
+def test_a_gpu_that_does_not_tell_its_name_is_read_all_the_same(gpus: GpuWorld, reader: Reader) -> None:
+    gpus.set({"0.error.nvmlDeviceGetName": 3, "0.error.nvmlDeviceGetPciInfo_v3": 4})
+    sample = reader.read()[GPU0]
+
+    assert sample.labels == {"gpu": "0", "name": "unknown", "pci_bus": "unknown"}
+    assert sample.values["device.gpu_temperature_celsius"] == 64
+
+
+def test_a_gpu_that_tells_nothing_is_failed_under_a_name_of_its_place(gpus: GpuWorld, reader: Reader) -> None:
+    gpus.set({"1.error.nvmlDeviceGetUUID": 999})
+    sample = reader.read()["gpu-1"]
+
+    assert not sample.values
+    assert sample.failed["device.gpu_power_watts"] == "Unknown Error"
+
+
 def test_processes_whose_memory_the_driver_hides_are_unsupported(gpus: GpuWorld, reader: Reader) -> None:
     gpus.set({"0.processes": "77:hidden", "1.processes": "77:hidden,78:5"})
     samples = reader.read()
@@ -334,6 +360,39 @@ def test_the_reader_ends_with_its_collector(gpus: GpuWorld) -> None:
     reader.collector.close()
 
     assert _until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_the_reader_ends_when_its_daemon_is_killed(gpus: GpuWorld) -> None:
+    code = (
+        "from grpo_sentinel.clock import SystemClock\n"
+        "from grpo_sentinel.collectors.nvml import NvmlCollector\n"
+        "from grpo_sentinel.config import NvmlConfig\n"
+        "collector = NvmlCollector(NvmlConfig(), SystemClock())\n"
+        "collector.poll(30)\n"
+        "print(collector._child.pid, flush=True)\n"
+        "input()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert daemon.stdout is not None
+        pid = int(daemon.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+    finally:
+        daemon.kill()
+        daemon.communicate(timeout=10)
+
+    assert _until(lambda: _ended(pid))
+
+
+def _ended(pid: int) -> bool:
+    """Whether a process that is no child of ours is gone or only waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def _until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
