@@ -1,4 +1,4 @@
-"""A helper process that answers one line with one line, can be given up at any moment, and never blocks its owner."""
+"""A child process that answers one line with one line, can be given up at any moment, and never blocks its owner."""
 
 from __future__ import annotations
 
