@@ -21,6 +21,10 @@ class SegmentError(SentinelError):
     """A ring segment cannot be created or read: no space, no permission, wrong version, not a segment."""
 
 
+class HistoryError(SentinelError):
+    """The history cannot be opened: missing, written by a newer version, not ours, not readable."""
+
+
 class DaemonUnavailable(SentinelError):
     """No sidecar answers for the run that a command names."""
 

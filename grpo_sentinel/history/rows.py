@@ -1,0 +1,106 @@
+"""Encode one batch into rows, before any transaction: what cannot be encoded is found here and costs only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeVar
+
+from grpo_sentinel.history.codec import dumps, int64, pack_values, plain, rank_status_body, text
+from grpo_sentinel.records import EventRecord, Finding, Sample, StepRecord
+from grpo_sentinel.views import HaltStatus, RankStatus, SinkBatch
+
+Names = tuple[str, ...]
+Item = TypeVar("Item")
+Row = TypeVar("Row")
+
+
+@dataclass(slots=True)
+class Rows:
+    """What one batch brings, as plain values ready to be bound."""
+
+    run_id: str
+    node: str
+    wall_ns: int
+    context: Mapping[str, object] = field(default_factory=dict)
+    ranks: dict[int, RankStatus] = field(default_factory=dict)  # encoded at the commit: only the newest counts
+    records: list[tuple[tuple[int, ...], Names, bytes]] = field(default_factory=list)
+    events: list[tuple[int | str, ...]] = field(default_factory=list)
+    findings: list[tuple[str, str, int, str]] = field(default_factory=list)
+    samples: list[tuple[tuple[str, str, str], int, Names, bytes, str]] = field(default_factory=list)
+    request: tuple[str, int, str, int, str] | None = None
+    unencodable: int = 0
+
+    def take(self, encode_item: Callable[[Item], Row], item: Item, into: list[Row]) -> None:
+        """Encode one item; one that cannot be is counted and left out."""
+        try:
+            into.append(encode_item(item))
+        except (ValueError, TypeError, OverflowError, AttributeError, RecursionError):
+            self.unencodable += 1
+
+    def __len__(self) -> int:
+        return (
+            len(self.records) + len(self.events) + len(self.findings) + len(self.samples) + (self.request is not None)
+        )
+
+
+def encode(batch: SinkBatch) -> Rows:
+    """Turn a batch into rows; an item that cannot be encoded is left out and counted in `unencodable`."""
+    rows = Rows(run_id=text(batch.run_id), node=text(batch.node), wall_ns=int64(batch.wall_ns))
+    rows.ranks = dict(batch.snapshot.ranks)
+    rows.context = batch.snapshot.context
+    for record in batch.records:
+        rows.take(_record, record, rows.records)
+    for event in batch.events:
+        rows.take(_event, event, rows.events)
+    for finding in batch.findings:
+        rows.take(_finding, finding, rows.findings)
+    for sample in batch.samples:
+        rows.take(_sample, sample, rows.samples)
+    if batch.halt is not None:
+        rows.request = _request(batch.halt, rows)
+    return rows
+
+
+def rank_row(status: RankStatus) -> tuple[int, int, str]:
+    """Encode the newest state of a rank: cursor of records, cursor of events, body."""
+    return int64(status.cursor.record), int64(status.cursor.event), rank_status_body(status)
+
+
+def _record(record: StepRecord) -> tuple[tuple[int, ...], Names, bytes]:
+    head = (
+        record.rank, record.step, record.sequence, record.wall_ns, record.monotonic_ns,
+        record.kind, record.mode, record.micro_batch, record.generation,
+    )  # fmt: skip
+    return tuple(map(int64, head)), _storable(tuple(record.values)), pack_values(record.values.values())
+
+
+@lru_cache(maxsize=1024)
+def _storable(names: Names) -> Names:
+    return tuple(map(text, names))
+
+
+def _event(event: EventRecord) -> tuple[int | str, ...]:
+    numbers = map(int64, (event.rank, event.step, event.sequence, event.wall_ns))
+    return (*numbers, text(event.kind), int(event.truncated), dumps(event.body))
+
+
+def _finding(finding: Finding) -> tuple[str, str, int, str]:
+    return text(finding.finding_id), finding.state.value, int64(finding.wall_ns), dumps(finding)
+
+
+def _sample(sample: Sample) -> tuple[tuple[str, str, str], int, Names, bytes, str]:
+    constant = dumps({"labels": sample.labels, "unsupported": sample.unsupported})
+    return (
+        (text(sample.source), text(sample.entity), constant),
+        int64(sample.wall_ns),
+        _storable(tuple(sample.values)),
+        pack_values(sample.values.values()),
+        dumps(sample.failed) if sample.failed else "",
+    )
+
+
+def _request(halt: HaltStatus, rows: Rows) -> tuple[str, int, str, int, str]:
+    wall_ns = int64(halt.updated_wall_ns or halt.requested_wall_ns or rows.wall_ns)
+    return rows.node, int64(halt.request_id), str(plain(halt.state)), wall_ns, dumps(halt)

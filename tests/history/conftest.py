@@ -1,0 +1,8 @@
+"""Make the shared makers of test data importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sinks"))
