@@ -229,6 +229,8 @@ def _distribution(sampled: torch.Tensor, norm: float, elements: int) -> dict[str
     values = {"gradient.abs_mean": float(size.mean())}
     for name, q in _QUANTILES.items():
         values[name] = float(size.kthvalue(math.ceil(q * len(size))).values)  # a tenth of the cost of sorting
-    if math.isfinite(norm):
+    if len(finite) == elements:
+        values["gradient.std"] = float(finite.std(correction=0))
+    elif math.isfinite(norm):
         values["gradient.std"] = math.sqrt(max(0.0, norm * norm / elements - float(finite.mean()) ** 2))
     return values
