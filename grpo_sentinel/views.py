@@ -93,6 +93,7 @@ class Snapshot:
     halt: HaltStatus = HaltStatus()
     context: Mapping[str, object] = field(default_factory=dict)  # trainer configuration from the config event
     health: Mapping[str, float] = field(default_factory=dict)  # the sentinel about itself, flat names
+    notes: tuple[str, ...] = ()  # what is off or broken, one sentence each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,27 +110,33 @@ def newest_before(checkpoints: Iterable[Checkpoint], onset_step: int) -> list[Ch
     return sorted(good, key=lambda checkpoint: -checkpoint.step)
 
 
-def pin(checkpoint: Checkpoint, destination: Path) -> Path:
+def pin(checkpoint: Checkpoint, destination: Path, tag: str) -> Path:
     """Keep a checkpoint under `destination` as a clone where the file system can, else as a copy; gives its path.
 
-    One that is already there is returned as it is. Raises `OSError` when it cannot be kept: gone meanwhile, no
-    space, no permission; nothing half-made stays under its final name.
+    `tag` tells holders apart (host and run); what an earlier one with this tag left half-made is removed. A copy that
+    is already there is returned as it is. Raises `OSError` when it cannot be kept: gone meanwhile, no space, no
+    permission; nothing half-made stays under its final name.
     """
     target = destination / checkpoint.path.name
     if target.is_dir():
         return target
     destination.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _require_space(checkpoint.path, destination)
-    partial = destination / f".{checkpoint.path.name}.{os.getpid()}.partial"
-    held = checkpoint.path.parent / f".sentinel-hold-{checkpoint.path.name}.{os.getpid()}"
+    partial = destination / f".{checkpoint.path.name}.{tag}.partial"
+    held = checkpoint.path.parent / f".sentinel-hold-{tag}-{checkpoint.path.name}"
+    for left_over in (partial, held):
+        shutil.rmtree(left_over, ignore_errors=True)
     try:
         source = held if _hold(checkpoint.path, held) else checkpoint.path
+        _require_space(source, destination)
         _copy_tree(source, partial)
         problem = _problem(partial, checkpoint.step)
         if problem:
             raise OSError(errno.EIO, f"the copy of {checkpoint.path} is not whole: {problem}")
         partial.rename(target)
         _flush(destination)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not target.is_dir():  # else another node was first
+            raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(held, ignore_errors=True)

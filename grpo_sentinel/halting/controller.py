@@ -303,7 +303,11 @@ class HaltController:
             key=lambda ack: ack.wall_ns,
             default=None,
         )
-        if newest is None or newest.wall_ns <= self.status.updated_wall_ns or newest.state in TERMINAL - {HaltState.DONE}:
+        if (
+            newest is None
+            or newest.wall_ns <= self.status.updated_wall_ns
+            or newest.state in TERMINAL - {HaltState.DONE}
+        ):
             return
         if newest.request_id == self.status.request_id and newest.step == self.status.step:
             return

@@ -33,9 +33,7 @@ class Stage(enum.IntEnum):
 class Escalation:
     """One overdue request on its way up; `said` is what was done so far, for the status."""
 
-    def __init__(
-        self, config: HaltingConfig, launcher: LauncherHandle | None, take_stacks: TakeStacks | None
-    ) -> None:
+    def __init__(self, config: HaltingConfig, launcher: LauncherHandle | None, take_stacks: TakeStacks | None) -> None:
         self._config = config
         self._launcher = launcher
         self._take_stacks = take_stacks
@@ -82,7 +80,9 @@ class Escalation:
         if mark is None:
             return f"no launcher found for {number.name}"
         problem = send(mark, number)
-        return f"{number.name} not sent: {problem}" if problem else f"{number.name} sent to the launcher, pid {mark.pid}"
+        return (
+            f"{number.name} not sent: {problem}" if problem else f"{number.name} sent to the launcher, pid {mark.pid}"
+        )
 
     def _kill(self, ranks: Mapping[int, RankStatus]) -> str:
         done = self._signal_launcher(ranks, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """The run's requests, one JSON line each, beside the control file: ids, cooldown and budget survive a restart.
 
-    {"request_id": 2, "action": "checkpoint_and_halt", "requested_by": "gradient_nonfinite", "by_rule": true, ...}
+{"request_id": 2, "action": "checkpoint_and_halt", "requested_by": "gradient_nonfinite", "by_rule": true, ...}
 """
 
 from __future__ import annotations

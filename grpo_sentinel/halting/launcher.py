@@ -1,24 +1,20 @@
 """Finds the process to ask when the ranks do not answer: the launcher, never a rank that a launcher would restart.
 
-    torchrun (SIGTERM ends all ranks)         bash -> torchrun -> ranks: the nearest common parent counts
-      ├─ rank 0   (SIGTERM here makes torchrun start all ranks again)
-      └─ rank 1
-    python train.py alone: the rank is its own launcher
+torchrun (SIGTERM ends all ranks)         bash -> torchrun -> ranks: the nearest common parent counts
+  ├─ rank 0   (SIGTERM here makes torchrun start all ranks again)
+  └─ rank 1
+python train.py alone: the rank is its own launcher
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from grpo_sentinel.halting.processes import ProcessMark, command_of, is_running, mark_of_rank, parent_of, why_not
 from grpo_sentinel.records import RankIdentity
 from grpo_sentinel.views import RankStatus
 
-LAUNCHER_FILE = "launcher.json"
 _KNOWN = ("torchrun", "torch.distributed", "torch/distributed", "accelerate", "deepspeed", "mpirun", "srun")
 
 
@@ -31,14 +27,17 @@ class LauncherHandle(Protocol):
 
 
 class NodeLauncher:
-    """The launcher of the ranks of one run on this node: their common parent, else what `launch` wrote down."""
+    """The launcher of the ranks of one run on this node: the nearest one above them, else the command given."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, command: ProcessMark | None = None) -> None:
+        self._command = command
 
     def find(self, ranks: Mapping[int, RankStatus]) -> ProcessMark | None:
         """Give the nearest launcher above the ranks that still runs and may be signalled."""
-        return launcher_above(status.identity for status in ranks.values()) or read_launcher(self._directory)
+        above = launcher_above(status.identity for status in ranks.values())
+        if above is not None or self._command is None:
+            return above
+        return self._command if is_running(self._command) else None
 
 
 def launcher_above(identities: Iterable[RankIdentity]) -> ProcessMark | None:
@@ -58,22 +57,3 @@ def launcher_above(identities: Iterable[RankIdentity]) -> ProcessMark | None:
 def _is_launcher(mark: ProcessMark) -> bool:
     words = command_of(mark.pid)[:4]
     return any(known in word for word in words for known in _KNOWN)
-
-
-def write_launcher(directory: Path, mark: ProcessMark) -> None:
-    """Write down who launched the run, for a daemon that starts later. Raises `OSError`."""
-    target = directory / LAUNCHER_FILE
-    partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(mark)), encoding="utf-8")
-    partial.chmod(0o600)
-    partial.replace(target)
-
-
-def read_launcher(directory: Path) -> ProcessMark | None:
-    """Read who launched the run; None when nobody wrote it down or that process is gone."""
-    try:
-        data: Any = json.loads((directory / LAUNCHER_FILE).read_text(encoding="utf-8"))
-        mark = ProcessMark(**{name: int(data[name]) for name in ("pid", "start_ticks", "pid_namespace")})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return mark if is_running(mark) else None

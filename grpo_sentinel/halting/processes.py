@@ -1,6 +1,6 @@
 """Processes named so that a re-used pid is never taken for the one that was meant.
 
-    pid + start time (field 22 of /proc/<pid>/stat) + pid namespace + owner      all four fit, or no signal is sent
+pid + start time (field 22 of /proc/<pid>/stat) + pid namespace + owner      all four fit, or no signal is sent
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def mark_of(pid: int) -> ProcessMark | None:
 
 def mark_of_rank(identity: RankIdentity) -> ProcessMark:
     """Describe the process that wrote a segment."""
-    return ProcessMark(
-        pid=identity.pid, start_ticks=identity.pid_start_ticks, pid_namespace=identity.pid_namespace
-    )
+    return ProcessMark(pid=identity.pid, start_ticks=identity.pid_start_ticks, pid_namespace=identity.pid_namespace)
 
 
 def parent_of(mark: ProcessMark) -> ProcessMark | None:

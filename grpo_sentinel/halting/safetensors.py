@@ -84,7 +84,9 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
             raise ValueError(f"{path.name} is no safetensors file: its header is not JSON") from error
     if not isinstance(table, dict):
         raise ValueError(f"{path.name} is no safetensors file: its header is not an object")
-    entries = tuple(_entry(path, name, body, 8 + length, size) for name, body in table.items() if name != "__metadata__")
+    entries = tuple(
+        _entry(path, name, body, 8 + length, size) for name, body in table.items() if name != "__metadata__"
+    )
     if sum(entry.end - entry.start for entry in entries) != size - 8 - length:
         raise ValueError(f"{path.name} is truncated or has gaps: {size} bytes do not agree with its header")
     return entries

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from run_support import Started  # noqa: E402
+from run_support import Started
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Starts N fake trainers as torchrun does: each rank in a session of its own, SIGTERM ends them all.
 
-    python fake_launcher.py N [options of fake_trainer.py]      prints the pid of every rank, then waits
+python fake_launcher.py N [options of fake_trainer.py]      prints the pid of every rank, then waits
 """
 
 from __future__ import annotations

@@ -17,7 +17,13 @@ import time
 from pathlib import Path
 
 from grpo_sentinel.protocol import (
-    ControlReader, Geometry, RankWriter, choose_root, derive_run_id, new_identity, run_dir,
+    ControlReader,
+    Geometry,
+    RankWriter,
+    choose_root,
+    derive_run_id,
+    new_identity,
+    run_dir,
 )  # fmt: skip
 from grpo_sentinel.records import Ack, Action, HaltState, Kind, Phase
 
@@ -63,17 +69,21 @@ def save(output: Path, step: int) -> Path:
 def main() -> None:
     args = options()
     if args.signals_to is not None:
+
         def note(number: int, _frame: object) -> None:
             with args.signals_to.open("a") as file:
                 file.write(signal.Signals(number).name + "\n")
             if number == signal.SIGTERM:
                 sys.exit(args.exit_code)
+
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, note)
     run_id = derive_run_id()
     directory = run_dir(choose_root(), run_id)
     writer = RankWriter(directory, new_identity(args.rank, args.rank, args.world, run_id), Geometry(slots=args.slots))
-    writer.event("config", {"trainer": "fake", "output_dir": str(args.output_dir or ""), "world_size": args.world}, step=0)
+    writer.event(
+        "config", {"trainer": "fake", "output_dir": str(args.output_dir or ""), "world_size": args.world}, step=0
+    )
     control = ControlReader(directory)
     handled = 0
     print("ready", flush=True)

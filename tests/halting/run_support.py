@@ -14,7 +14,16 @@ from typing import TypeVar
 from grpo_sentinel.halting.processes import ProcessMark, mark_of, send
 from grpo_sentinel.protocol import RankReader, list_segments, run_dir
 from grpo_sentinel.records import (
-    Ack, Action, Finding, FindingState, HaltState, Heartbeat, Liveness, Phase, RankIdentity, Severity,
+    Ack,
+    Action,
+    Finding,
+    FindingState,
+    HaltState,
+    Heartbeat,
+    Liveness,
+    Phase,
+    RankIdentity,
+    Severity,
 )  # fmt: skip
 from grpo_sentinel.views import RankStatus
 
@@ -62,7 +71,9 @@ class Started:
                 if stream is not None:
                     stream.close()
 
-    def python(self, *arguments: object, env: dict[str, str] | None = None, stderr: object = subprocess.PIPE) -> subprocess.Popen[str]:
+    def python(
+        self, *arguments: object, env: dict[str, str] | None = None, stderr: object = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         """Start a Python program of its own session, with pipes."""
         process = subprocess.Popen(
             [sys.executable, *map(str, arguments)], env={**os.environ, **(env or {})}, text=True, errors="replace",
@@ -83,7 +94,9 @@ class Started:
         return self.python("-m", "grpo_sentinel.cli", *arguments, env=env)
 
 
-def cli(*arguments: object, timeout: float = 60.0, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def cli(
+    *arguments: object, timeout: float = 60.0, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
     return subprocess.run(
         [sys.executable, "-m", "grpo_sentinel.cli", *map(str, arguments)], env={**os.environ, **(env or {})},

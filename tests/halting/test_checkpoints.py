@@ -65,14 +65,18 @@ def test_a_bad_element_is_named_by_its_tensor_across_chunks(tmp_path: Path) -> N
     big = bytearray(struct.pack("<f", 1.0) * 2_500_000)  # 10 MB: three chunks
     for index in (0, 1_048_575, 1_048_576, 2_499_999):
         big[4 * index : 4 * index + 4] = struct.pack("<f", math.nan)
-    write_safetensors(tmp_path / "m.safetensors", {"a": ("F32", bytes(big)), "b": ("BF16", b"\0\0" * 3), "n": ("I64", b"\xff" * 8)})
+    write_safetensors(
+        tmp_path / "m.safetensors", {"a": ("F32", bytes(big)), "b": ("BF16", b"\0\0" * 3), "n": ("I64", b"\xff" * 8)}
+    )
     report = scan_file(tmp_path / "m.safetensors")
     assert report.nonfinite == {"a": 4}
     assert (report.tensors, report.elements, report.finite) == (3, 2_500_003, False)
 
 
 def test_five_megabytes_take_less_than_a_second(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "m.safetensors", {"a": ("F32", os.urandom(5 << 20)), "b": ("BF16", os.urandom(5 << 20))})
+    write_safetensors(
+        tmp_path / "m.safetensors", {"a": ("F32", os.urandom(5 << 20)), "b": ("BF16", os.urandom(5 << 20))}
+    )
     began = time.perf_counter()
     assert not scan_file(tmp_path / "m.safetensors").finite
     assert time.perf_counter() - began < 1.0
@@ -96,7 +100,13 @@ def test_half_checkpoints_are_told_from_whole_ones(tmp_path: Path) -> None:
     torn.write_bytes(torn.read_bytes()[:-1])
     (tmp_path / "checkpoint-x").mkdir()
     found = scan_directory(tmp_path)
-    assert [(one.step, bool(one.problem)) for one in found] == [(10, False), (8, True), (6, True), (4, True), (2, False)]
+    assert [(one.step, bool(one.problem)) for one in found] == [
+        (10, False),
+        (8, True),
+        (6, True),
+        (4, True),
+        (2, False),
+    ]
     assert [one.step for one in newest_before(found, 10)] == [2]
     assert scan_directory(tmp_path / "nowhere") == []
 
@@ -122,7 +132,9 @@ def test_a_pinned_checkpoint_survives_rotation_and_rewriting(tmp_path: Path) -> 
     assert [path.name for path in kept.parent.iterdir()] == ["checkpoint-4"]
 
 
-def test_a_failed_pin_leaves_nothing_that_could_pass_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pin_leaves_nothing_that_could_pass_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "out"
     checkpoint(output, 4)
     one = scan_directory(output)[0]

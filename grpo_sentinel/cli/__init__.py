@@ -1,0 +1,112 @@
+"""`grpo-sentinel`: one file per command, loaded when it is called.
+
+Whatever goes wrong, a person sees one sentence: a `SentinelError` with its own exit code, anything unexpected as exit
+code 70 with the path of a crash log.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from grpo_sentinel._version import __version__
+from grpo_sentinel.errors import SentinelError
+
+_COMMANDS: dict[str, tuple[str, str]] = {
+    "launch": ("grpo_sentinel.cli.launch:launch", "Run a training command with the sidecar beside it."),
+    "run": ("grpo_sentinel.cli.run:run", "Run the sidecar alone."),
+    "status": ("grpo_sentinel.cli.status:status", "Show ranks, layers, findings and requests of a run."),
+    "halt": ("grpo_sentinel.cli.halt:halt", "Ask a run to save a checkpoint and stop."),
+    "checkpoint": ("grpo_sentinel.cli.halt:checkpoint", "Ask a run to save a checkpoint."),
+    "doctor": ("grpo_sentinel.cli.doctor:doctor", "Say what is installed, permitted and missing, and the remedy."),
+}
+
+CRASH_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+
+
+class _LazyGroup(click.Group):
+    """Commands from the table above; `--help` imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command = getattr(import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.version_option(__version__, prog_name="grpo-sentinel", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Watch GRPO training runs: name what breaks, on which rank and step, and halt while a checkpoint is still good."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code. Never raises and never prints a traceback."""
+    try:
+        code = cli.main(list(arguments) if arguments is not None else None, "grpo-sentinel", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        _complain(f"{error.format_message()} (see `{_path_of(error)} --help`)")
+        return error.exit_code
+    except SentinelError as error:
+        _complain(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        _drop_stdout()
+        return 0
+    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
+        _complain(f"this is a bug: {type(error).__name__}: {error}; {_crash_log()}")
+        return CRASH_EXIT_CODE
+
+
+def _path_of(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "grpo-sentinel"
+
+
+def _complain(text: str) -> None:
+    """One line on stderr; a stderr that is gone is no reason to fail differently."""
+    try:
+        click.echo(f"grpo-sentinel: {' '.join(text.split())}", err=True)
+    except OSError:
+        return
+
+
+def _drop_stdout() -> None:
+    """Point stdout nowhere, so that the interpreter's last flush does not complain about the closed pipe."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _crash_log() -> str:
+    """Write the traceback to a file of its own and say where."""
+    import os
+    import tempfile
+    import traceback
+
+    text = f"grpo-sentinel {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{traceback.format_exc()}"
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="grpo-sentinel-crash-", suffix=".log")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as error:
+        return f"the crash log could not be written: {error.strerror}"
+    return f"please report it with {path}"

@@ -1,0 +1,124 @@
+"""`grpo-sentinel halt` and `checkpoint`: ask a run, through its daemon or, where none watches it, directly."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from pathlib import Path
+
+import click
+
+from grpo_sentinel.cli.client import call
+from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, settings
+from grpo_sentinel.clock import SystemClock
+from grpo_sentinel.config import Config
+from grpo_sentinel.daemon.claim import Claim, read_note
+from grpo_sentinel.errors import DaemonUnavailable, SentinelError
+from grpo_sentinel.halting import HaltController
+from grpo_sentinel.halting.journal import load
+from grpo_sentinel.halting.progress import TERMINAL, Progress, progress_of
+from grpo_sentinel.records import Action, HaltState
+
+_CLAIM_SECONDS = 5.0
+
+
+def _options(command: click.Command) -> click.Command:
+    """Give both commands the same options."""
+    for option in (
+        click.Option(["--reason"], default="", metavar="TEXT", help="Why; goes to the log and the history."),
+        click.Option(["--wait"], type=float, metavar="SECONDS", help="Wait so long for the outcome; 1 if it failed."),
+        click.Option(["--config", "config_path"], metavar="FILE", help="Settings of the sidecar, for its directories."),
+        click.Option(["--root"], metavar="DIR", help="Where rings live."),
+    ):
+        command.params.append(option)
+    return command
+
+
+@click.command()
+@click.argument("run_id", required=False, metavar="[RUN]")
+@click.option("--now", is_flag=True, help="Stop at the next step boundary without saving a checkpoint.")
+def halt(
+    run_id: str | None, now: bool, reason: str, wait: float | None, config_path: str | None, root: str | None
+) -> int:
+    """Ask a run to save a checkpoint and stop, all ranks at the same step.
+
+    Without RUN: the one that is alive.
+    """
+    action = Action.HALT_NOW if now else Action.CHECKPOINT_AND_HALT
+    return ask(settings(config_path, root), run_id, action, reason, wait)
+
+
+@click.command()
+@click.argument("run_id", required=False, metavar="[RUN]")
+def checkpoint(run_id: str | None, reason: str, wait: float | None, config_path: str | None, root: str | None) -> int:
+    """Ask a run to save a checkpoint at the next step boundary and go on.
+
+    Without RUN: the one that is alive.
+    """
+    return ask(settings(config_path, root), run_id, Action.CHECKPOINT, reason, wait)
+
+
+_options(halt)
+_options(checkpoint)
+
+
+def ask(config: Config, run_id: str | None, action: Action, reason: str, wait: float | None) -> int:
+    """Make the request, say its number, wait for its outcome if wanted; gives the exit code."""
+    directory = find_run(config, run_id, alive_only=True)
+    if not is_alive(read_ranks(directory)):
+        raise NoRun(f"run {directory.name} has ended: there is nobody to ask")
+    word = action.name.lower().replace("_", "-")
+    reason = reason or f"asked by {_user()} on the command line"
+    request_id = _make(config, directory, action, reason)
+    click.echo(f"request {request_id}: {word} of run {directory.name}")
+    if wait is None:
+        return 0
+    outcome = await_outcome(directory, request_id, wait)
+    detail = f": {outcome.detail}" if outcome.detail else ""
+    click.echo(
+        f"request {request_id}: {outcome.state.name.lower()}"
+        + (f" at step {outcome.step}" if outcome.step else "")
+        + detail
+    )
+    return 0 if outcome.state is HaltState.DONE else 1
+
+
+def _make(config: Config, directory: Path, action: Action, reason: str) -> int:
+    """Ask the daemon; where none holds the run, write the control file in its place."""
+    limit = time.monotonic() + _CLAIM_SECONDS
+    while True:
+        note = read_note(directory)
+        if note is not None:
+            body = {"run_id": directory.name, "action": action.name.lower().replace("_", "-"), "reason": reason}
+            return int(call(note, "/api/v1/requests", body)["request_id"])
+        claim = Claim.take(directory)
+        if claim is not None:
+            try:
+                return HaltController(directory, config.halting, SystemClock()).request(action, reason)
+            finally:
+                claim.release()
+        if time.monotonic() > limit:  # held, and no note: it is starting, or could not write one
+            raise DaemonUnavailable(f"a daemon holds run {directory.name} and says not where it answers; try again")
+        time.sleep(0.1)
+
+
+def await_outcome(directory: Path, request_id: int, seconds: float) -> Progress:
+    """Follow a request in the rings until it has ended. Raises `SentinelError` when the time is up."""
+    limit = time.monotonic() + seconds
+    while True:
+        made = next((entry.wall_ns for entry in load(directory) if entry.request_id == request_id), 0)
+        found = progress_of(request_id, made, read_ranks(directory))
+        if found.state in TERMINAL:
+            return found
+        if time.monotonic() > limit:
+            raise SentinelError(
+                f"request {request_id} is {found.state.name.lower()} after {seconds:g} s; see `grpo-sentinel status`"
+            )
+        time.sleep(0.1)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "user"

@@ -1,0 +1,122 @@
+"""`grpo-sentinel launch -- COMMAND`: the training command with the agent switched on and the sidecar beside it.
+
+Training comes first: whatever is wrong with the sentinel costs one line, and the command starts and runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from grpo_sentinel.cli.supervisor import Sidecar, say, supervise
+from grpo_sentinel.config import Config, load_config
+from grpo_sentinel.errors import ConfigError, SentinelError
+from grpo_sentinel.protocol import choose_root, sanitise_run_id
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--config", "config_path", metavar="FILE", help="Settings (YAML); see config.example.yaml.")
+@click.option("--no-daemon", is_flag=True, help="Switch the agent on, start no sidecar.")
+@click.option("--run-id", metavar="ID", help="Name of the run; default: the scheduler's, else a new one.")
+@click.option("--halted-exit-code", type=click.IntRange(0, 255), metavar="N", help="Exit code of a halted run.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def launch(
+    config_path: str | None, no_daemon: bool, run_id: str | None, halted_exit_code: int | None, command: tuple[str, ...]
+) -> int:
+    """Run COMMAND with the sidecar beside it: grpo-sentinel launch [options] -- torchrun ... train.py
+
+    Signals go through to COMMAND. The exit code is COMMAND's own, 128+n when signal n ended it, or 83
+    (launch.halted_exit_code) when it ended well because the sentinel had halted it.
+    """
+    config, good_path = _settings(config_path)
+    environment = dict(os.environ)
+    run = sanitise_run_id(run_id or base_run_id(environment, command) or new_run_id())
+    root = _root(config, environment)
+    environment.update(agent_environment(config, environment, run, root))
+    sidecar = None
+    if root is not None and not no_daemon:
+        sidecar = Sidecar(sidecar_command(run, root, good_path))
+    return supervise(
+        list(command),
+        environment,
+        sidecar,
+        config=config,
+        root=root,
+        run_id=run,
+        halted_exit_code=config.launch.halted_exit_code if halted_exit_code is None else halted_exit_code,
+    )
+
+
+def _settings(path: str | None) -> tuple[Config, str | None]:
+    """Load the configuration; a bad one is said, and the defaults are used."""
+    try:
+        return load_config(path), None if path is None else str(Path(path).resolve())
+    except ConfigError as error:
+        say(f"{' '.join(str(error).split())}; training starts, the sentinel runs with its defaults")
+        return Config(), None
+
+
+def _root(config: Config, environment: Mapping[str, str]) -> Path | None:
+    """Choose where rings live; None when nothing can hold them, which is said."""
+    chosen = dict(environment)
+    if config.ring_dir is not None:
+        chosen["GRPO_SENTINEL_DIR"] = str(Path(config.ring_dir).expanduser())
+    try:
+        return choose_root(chosen).absolute()
+    except SentinelError as error:
+        say(f"{' '.join(str(error).split())} Training starts unwatched; gate and step vote work")
+        return None
+
+
+def base_run_id(environment: Mapping[str, str], command: Sequence[str]) -> str:
+    """Find the name that launcher or scheduler give the job, the same on every node; "" when there is none."""
+    if environment.get("GRPO_SENTINEL_RUN_ID", "").strip():
+        return environment["GRPO_SENTINEL_RUN_ID"].strip()
+    for index, word in enumerate(command):
+        name, _, value = word.partition("=")
+        if name in ("--rdzv-id", "--rdzv_id"):
+            value = value or (command[index + 1] if index + 1 < len(command) else "")
+            if value and value != "none":
+                return value
+    for key in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID"):
+        text = environment.get(key, "").strip()
+        if text and text != "none":
+            return text
+    return ""
+
+
+def new_run_id() -> str:
+    """Make a name that sorts by time."""
+    return f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def agent_environment(config: Config, environment: Mapping[str, str], run_id: str, root: Path | None) -> dict[str, str]:
+    """Say to the agent, by environment variables, what the configuration says; what the user set there wins."""
+    given = environment.get("GRPO_SENTINEL_SETTINGS", "")
+    settings = config.agent.model_dump(mode="json")
+    if given.strip():
+        try:
+            settings.update(json.loads(given))
+        except (ValueError, TypeError):
+            say(f"GRPO_SENTINEL_SETTINGS is not a JSON object and is ignored: {given[:80]!r}")
+    out = {
+        "GRPO_SENTINEL": "1" if config.agent.enabled and environment.get("GRPO_SENTINEL") != "0" else "0",
+        "GRPO_SENTINEL_RUN_ID": run_id,
+        "GRPO_SENTINEL_SETTINGS": json.dumps(settings),
+    }
+    if root is not None:
+        out["GRPO_SENTINEL_DIR"] = str(root)
+    return out
+
+
+def sidecar_command(run_id: str, root: Path, config_path: str | None) -> list[str]:
+    """Spell out the sidecar of one launched run."""
+    words = [sys.executable, "-m", "grpo_sentinel.cli", "run", "--run-id", run_id, "--root", str(root)]
+    return words if config_path is None else [*words, "--config", config_path]

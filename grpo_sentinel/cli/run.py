@@ -1,0 +1,86 @@
+"""`grpo-sentinel run`: the sidecar alone, in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from grpo_sentinel.errors import SentinelError
+
+
+@click.command()
+@click.option("--config", "config_path", metavar="FILE", help="Settings (YAML); see config.example.yaml.")
+@click.option("--once", is_flag=True, help="Look once, write the history, print what was seen, exit.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print JSON.")
+@click.option("--run-id", metavar="ID", help="Watch this run and its restarts only; default: all of this user.")
+@click.option("--run-dir", metavar="DIR", help="Watch the run in this directory only.")
+@click.option("--root", metavar="DIR", help="Where rings live; default: ring_dir, $GRPO_SENTINEL_DIR, /dev/shm, ...")
+@click.option("--launcher-pid", type=int, hidden=True, help="The command that `launch` runs; asked to end in need.")
+def run(
+    config_path: str | None,
+    once: bool,
+    as_json: bool,
+    run_id: str | None,
+    run_dir: str | None,
+    root: str | None,
+    launcher_pid: int | None,
+) -> int:
+    """Watch runs, judge them, ask trainers to halt, and serve page, API and /metrics until SIGTERM."""
+    from grpo_sentinel.cli.runs import settings
+    from grpo_sentinel.daemon.daemon import Daemon
+    from grpo_sentinel.halting.processes import mark_of
+
+    config = settings(config_path, root)
+    if run_dir is not None and not Path(run_dir).is_dir():
+        raise SentinelError(f"--run-dir {run_dir} is not a directory; give the directory of a run or leave it out")
+    logging.basicConfig(level=logging.INFO, format="grpo-sentinel: %(message)s", stream=sys.stderr, force=True)
+    for noisy in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    daemon = Daemon(
+        config,
+        run_dir=Path(run_dir) if run_dir is not None else None,
+        run_id=run_id,
+        launcher=mark_of(launcher_pid) if launcher_pid is not None else None,
+    )
+    if once:
+        return _look_once(daemon, as_json)
+    stop = threading.Event()
+    _end_on_signals(stop)
+    daemon.run(stop)
+    return 0
+
+
+def _look_once(daemon: object, as_json: bool) -> int:
+    from grpo_sentinel.cli.rendering import print_json, print_snapshot
+    from grpo_sentinel.daemon.daemon import Daemon
+
+    assert isinstance(daemon, Daemon)
+    try:
+        snapshots = daemon.once()
+    finally:
+        daemon.close()
+    if as_json:
+        print_json({"runs": list(snapshots.values())})
+    elif not snapshots:
+        click.echo("no run was found")
+    else:
+        for snapshot in snapshots.values():
+            print_snapshot(snapshot, "looked at once")
+    return 0
+
+
+def _end_on_signals(stop: threading.Event) -> None:
+    """The first SIGTERM or SIGINT ends the loop cleanly, a second one at once."""
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, ask)

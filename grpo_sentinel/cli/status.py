@@ -1,0 +1,116 @@
+"""`grpo-sentinel status`: one run as a table or as JSON, with or without a daemon."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from grpo_sentinel.cli.runs import NoRun, find_run, read_ranks, settings
+from grpo_sentinel.config import Config
+from grpo_sentinel.daemon.claim import is_claimed
+from grpo_sentinel.daemon.places import state_dir
+from grpo_sentinel.errors import HistoryError
+from grpo_sentinel.halting import progress
+from grpo_sentinel.halting.journal import load
+from grpo_sentinel.history import HistoryReader, history_path
+from grpo_sentinel.protocol import ControlReader
+from grpo_sentinel.records import HaltState
+from grpo_sentinel.views import HaltStatus, RankStatus, Snapshot
+
+
+@click.command()
+@click.argument("run_id", required=False, metavar="[RUN]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.option("--watch", is_flag=True, help="Stay and show it anew every second, until Ctrl-C.")
+@click.option("--config", "config_path", metavar="FILE", help="Settings of the sidecar, for its directories.")
+@click.option("--root", metavar="DIR", help="Where rings live; default: ring_dir, $GRPO_SENTINEL_DIR, /dev/shm, ...")
+def status(run_id: str | None, as_json: bool, watch: bool, config_path: str | None, root: str | None) -> int:
+    """Show a run: its ranks, layers, firing findings with their root cause, and the newest request.
+
+    Without RUN: the run that is alive, else the newest. Works without a daemon, from rings and history, and says so.
+    """
+    from grpo_sentinel.cli.rendering import print_json, print_snapshot
+
+    config = settings(config_path, root)
+    if not watch:
+        snapshot, source = look(config, run_id)
+        if as_json:
+            print_json({**vars_of(snapshot), "daemon": source == WITH_DAEMON})
+        else:
+            print_snapshot(snapshot, source)
+        return 0
+    return _watch(config, run_id, as_json)
+
+
+WITH_DAEMON = "a daemon watches it"
+WITHOUT_DAEMON = "no daemon watches it: ranks read from the rings, findings from the history"
+ONLY_HISTORY = "from the history alone: its rings are gone"
+
+
+def vars_of(snapshot: Snapshot) -> dict[str, object]:
+    """Give a snapshot's fields by name."""
+    return {name: getattr(snapshot, name) for name in Snapshot.__dataclass_fields__}
+
+
+def look(config: Config, run_id: str | None) -> tuple[Snapshot, str]:
+    """Read a run as it is now and say from where. Raises `NoRun`."""
+    stored = _from_history(config, run_id)
+    try:
+        directory = find_run(config, run_id)
+    except NoRun:
+        if stored is None or run_id is None:
+            raise
+        return stored, ONLY_HISTORY
+    if stored is None or stored.run_id != directory.name:
+        stored = _from_history(config, directory.name) or Snapshot(run_id=directory.name, node=socket.gethostname())
+    ranks = read_ranks(directory)
+    snapshot = replace(stored, ranks=ranks, wall_ns=time.time_ns(), halt=_halt(directory, ranks, stored.halt))
+    return snapshot, WITH_DAEMON if is_claimed(directory) else WITHOUT_DAEMON
+
+
+def _from_history(config: Config, run_id: str | None) -> Snapshot | None:
+    if run_id is None:
+        return None
+    try:
+        with HistoryReader(history_path(state_dir(config), socket.gethostname())) as reader:
+            return reader.latest(run_id) if reader.run(run_id) is not None else None
+    except HistoryError:
+        return None
+
+
+def _halt(directory: Path, ranks: dict[int, RankStatus], stored: HaltStatus) -> HaltStatus:
+    """Take the request from the control file and the ranks' own words, where the history is behind."""
+    reader = ControlReader(directory)
+    word = reader.read()
+    reader.close()
+    if word is None or not word.request_id or word.request_id < stored.request_id:
+        return stored
+    made = next((entry.wall_ns for entry in load(directory) if entry.request_id == word.request_id), 0)
+    found = progress.progress_of(word.request_id, made, ranks)
+    if stored.request_id == word.request_id and stored.state in progress.TERMINAL - {HaltState.FAILED}:
+        return stored
+    return HaltStatus(
+        request_id=word.request_id, state=found.state, action=word.action, reason=word.reason,
+        requested_by=word.requested_by, step=found.step, detail=found.detail, requested_wall_ns=made,
+        updated_wall_ns=found.wall_ns or made, pinned_checkpoint=stored.pinned_checkpoint,
+    )  # fmt: skip
+
+
+def _watch(config: Config, run_id: str | None, as_json: bool) -> int:
+    from rich.console import Console
+
+    from grpo_sentinel.cli.rendering import print_json, print_snapshot
+
+    console = Console(highlight=False)
+    while True:
+        snapshot, source = look(config, run_id)
+        if as_json:
+            print_json({**vars_of(snapshot), "daemon": source == WITH_DAEMON})
+        else:
+            console.clear()
+            print_snapshot(snapshot, source, console)
+        time.sleep(1.0)

@@ -1,0 +1,103 @@
+"""What `launch` says at the end: what was found, what was kept, where to read on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from grpo_sentinel.config import Config
+from grpo_sentinel.daemon.places import belongs_to, run_directories, state_dir
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.halting import HALTING
+from grpo_sentinel.halting.journal import load
+from grpo_sentinel.history import HistoryReader, history_path
+from grpo_sentinel.protocol import RankReader, list_segments
+from grpo_sentinel.records import Finding, HaltState, Severity
+
+_MOST_FINDINGS = 5
+
+
+def run_directory(root: Path, run_id: str, started_ns: int) -> Path | None:
+    """Find the directory in which the launched command recorded last; None when nothing attached since it started."""
+    for directory in run_directories([root]):
+        if belongs_to(directory, run_id) and _written_since(directory, started_ns):
+            return directory
+    return None
+
+
+def _written_since(directory: Path, started_ns: int) -> bool:
+    for path in list_segments(directory):
+        try:
+            reader = RankReader(path)
+        except SentinelError:
+            continue
+        created = reader.identity.created_wall_ns
+        reader.close()
+        if created >= started_ns:
+            return True
+    return False
+
+
+def was_halted(root: Path, run_id: str, started_ns: int) -> bool:
+    """Tell, from the rings alone, whether the sentinel halted the run: it works without a daemon.
+
+    A rank says so when it closes its segment, or by the acknowledgement of a request that halts.
+    """
+    directory = run_directory(root, run_id, started_ns)
+    if directory is None:
+        return False
+    halting = {entry.request_id for entry in load(directory) if entry.action in HALTING}
+    for path in list_segments(directory):
+        try:
+            reader = RankReader(path)
+        except SentinelError:
+            continue
+        closed, ack = reader.closed, reader.acknowledgement()
+        reader.close()
+        if closed is not None and closed.startswith("halted"):
+            return True
+        if ack is not None and ack.state is HaltState.DONE and ack.request_id in halting:
+            return True
+    return False
+
+
+def write_summary(
+    config: Config, root: Path, run_id: str, started_ns: int, code: int, *, halted: bool, say: Callable[[str], None]
+) -> None:
+    """Say in a few lines what came of the run. Never raises for a history that cannot be read."""
+    directory = run_directory(root, run_id, started_ns)
+    if directory is None:
+        if config.agent.enabled and code == 0:
+            say(
+                f"run {run_id}: no trainer attached, nothing was watched; `grpo-sentinel doctor` checks the "
+                "installation, or call grpo_sentinel.attach(...) in the script"
+            )
+        return
+    path = history_path(state_dir(config), socket.gethostname())
+    try:
+        with HistoryReader(path) as reader:
+            findings = reader.findings(directory.name)
+            requests = reader.requests(directory.name)
+    except SentinelError as error:
+        say(f"run {directory.name} ended with exit code {code}; no summary: {error}")
+        return
+    told = [finding for finding in findings if finding.severity > Severity.NOTE]
+    say(f"run {directory.name} {'was halted' if halted else f'ended with exit code {code}'}; {_count(told)}")
+    for finding in [one for one in told if not one.root_id][:_MOST_FINDINGS]:
+        say(f"  {finding.severity.name.lower()}, {finding.layer}, since step {finding.onset_step}: {finding.message}")
+    if requests and requests[-1].request_id:
+        last = requests[-1]
+        say(f"  request {last.request_id} by {last.requested_by}: {last.state.name.lower()}"
+            + (f" at step {last.step}" if last.step else "") + (f", {last.detail}" if last.detail else ""))  # fmt: skip
+    pinned = next((one.pinned_checkpoint for one in reversed(requests) if one.pinned_checkpoint), "")
+    if pinned:
+        say(f"  kept from before the onset: {pinned}")
+    say(f"  history: {path}; rings: {directory}")
+
+
+def _count(told: list[Finding]) -> str:
+    if not told:
+        return "nothing above a note was found"
+    roots = sum(not finding.root_id for finding in told)
+    return f"{len(told)} finding{'s' if len(told) > 1 else ''}, {roots} of them root causes"

@@ -1,0 +1,217 @@
+"""Two children: the training command, which decides everything, and the sidecar, which decides nothing.
+
+signal ─▶ launch ─▶ command (its own process group)        command ends ─▶ sidecar lingers ─▶ SIGTERM ─▶ summary
+                    sidecar (its own session)              sidecar dies ─▶ started again, at most a few times
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from grpo_sentinel.cli.summary import was_halted, write_summary
+from grpo_sentinel.config import Config
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+              signal.SIGCONT, signal.SIGWINCH)  # fmt: skip
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_LOOK_SECONDS = 0.1
+_RESTARTS = 3
+_CLOSE_SECONDS = 15.0
+
+
+class Sidecar:
+    """The daemon as a child; its death never touches training."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._launcher_pid = 0
+        self._restarts = 0
+        self._due = 0.0
+
+    def start(self, launcher_pid: int) -> None:
+        """Start it beside the command with pid `launcher_pid`; a failure is said."""
+        self._launcher_pid = launcher_pid
+        environment = {key: value for key, value in os.environ.items() if key != "GRPO_SENTINEL"}
+        try:
+            self._process = subprocess.Popen(
+                [*self._command, "--launcher-pid", str(launcher_pid)],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C ends the training first; the sidecar watches how it ends
+                env=environment,
+            )
+        except OSError as error:
+            say(f"the sidecar could not be started ({error.strerror}); training goes on unwatched")
+
+    def look(self) -> None:
+        """Start it again if it died, at most a few times."""
+        process = self._process
+        if process is None or process.poll() is None:
+            return
+        now = time.monotonic()
+        if self._restarts >= _RESTARTS:
+            say(f"the sidecar ended ({describe(process.returncode)}) {_RESTARTS + 1} times; training goes on unwatched")
+            self._process = None
+        elif not self._due:
+            self._restarts += 1
+            self._due = now + 0.5 * self._restarts
+            say(f"the sidecar ended ({describe(process.returncode)}); it is started again, training goes on")
+        elif now >= self._due:
+            self._due = 0.0
+            self.start(self._launcher_pid)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def end(self) -> None:
+        """Ask it to end, wait a bounded time, then kill it."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            say(f"the sidecar did not end within {_CLOSE_SECONDS:g} s and was killed")
+            self._process.kill()
+            self._process.wait()
+
+
+def supervise(
+    command: list[str],
+    environment: dict[str, str],
+    sidecar: Sidecar | None,
+    *,
+    config: Config,
+    root: Path | None,
+    run_id: str,
+    halted_exit_code: int,
+) -> int:
+    """Run `command` to its end and give the exit code of `launch`."""
+    started_ns = time.time_ns()
+    with _Signals() as signals:
+        try:
+            process = subprocess.Popen(command, env=environment, preexec_fn=_own_group)
+        except OSError as error:
+            say(f"{command[0]} cannot be started: {error.strerror}; give a command after --")
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        with _foreground(process.pid):
+            signals.forward_to(process)
+            if sidecar is not None:
+                sidecar.start(process.pid)
+            while _still_runs(process):
+                if sidecar is not None:
+                    sidecar.look()
+        if sidecar is not None:
+            _linger(config.launch.linger_seconds if sidecar.running else 0.0, signals)
+            sidecar.end()
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    if root is None:
+        return code
+    halted = was_halted(root, run_id, started_ns)
+    write_summary(config, root, run_id, started_ns, code, halted=halted, say=say)
+    return halted_exit_code if halted and code == 0 else code
+
+
+def _own_group() -> None:
+    os.setpgid(0, 0)
+
+
+def _still_runs(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(_LOOK_SECONDS)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _linger(seconds: float, signals: _Signals) -> None:
+    """Let the sidecar read the last words; a signal that means "end" cuts it short."""
+    limit = time.monotonic() + seconds
+    signals.forward_to(None)
+    while time.monotonic() < limit and not signals.ending:
+        time.sleep(0.05)
+
+
+class _Signals:
+    """Passes signals on to the command while one runs, and remembers that one asked for the end."""
+
+    def __init__(self) -> None:
+        self.ending = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        self._before: dict[int, object] = {}
+
+    def forward_to(self, process: subprocess.Popen[bytes] | None) -> None:
+        """Send what comes from now on, and what came before it had started, to `process`."""
+        self._process = process
+        early, self._early = self._early, []
+        for number in early:
+            self._take(number, None)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        process = self._process
+        if process is None:
+            self.ending = self.ending or number in _ENDING
+            self._early.append(number)
+            return
+        with contextlib.suppress(OSError):
+            process.send_signal(number)
+
+    def __enter__(self) -> _Signals:
+        for number in _PASSED_ON:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _foreground(group: int) -> Iterator[None]:
+    """On a terminal, let the command have it: Ctrl-C and the keyboard are the command's, as without `launch`."""
+    try:
+        terminal = sys.stdin.fileno()
+        ours = os.tcgetpgrp(terminal) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        ours = False
+    if not ours:
+        yield
+        return
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        with contextlib.suppress(OSError):
+            os.tcsetpgrp(terminal, group)
+        yield
+        with contextlib.suppress(OSError):
+            os.tcsetpgrp(terminal, os.getpgrp())
+    finally:
+        signal.signal(signal.SIGTTOU, before)
+
+
+def describe(code: int) -> str:
+    """Put an exit code or a signal into words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def say(text: str) -> None:
+    """One line to the terminal, never in the way of training."""
+    with contextlib.suppress(OSError):
+        click.echo(f"grpo-sentinel: {text}", err=True)

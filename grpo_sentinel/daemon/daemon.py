@@ -1,0 +1,310 @@
+"""The sidecar: one process, one loop with a fixed deadline, every part built here and nowhere else.
+
+    every poll_interval   each run: rings -> rules -> control file           (RunWatch)
+    every few seconds     device and host readings -> rules of every run
+    twice a second        new run directories, runs that ended
+    in threads            HTTP, sinks (behind the fan-out), pins and stacks
+
+A part that cannot work costs one clear line and itself; the rest goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+from grpo_sentinel.clock import Clock, SystemClock
+from grpo_sentinel.config import Config
+from grpo_sentinel.daemon import parts
+from grpo_sentinel.daemon.background import Background
+from grpo_sentinel.daemon.claim import Claim, DaemonNote
+from grpo_sentinel.daemon.health import Health
+from grpo_sentinel.daemon.pins import Pins
+from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories, state_dir
+from grpo_sentinel.daemon.resume import resume
+from grpo_sentinel.daemon.watch import RunWatch, unbounded
+from grpo_sentinel.errors import HistoryError, SentinelError
+from grpo_sentinel.halting import HaltController, LauncherHandle, NodeLauncher
+from grpo_sentinel.halting.processes import ProcessMark, is_running
+from grpo_sentinel.protocol import list_segments
+from grpo_sentinel.records import Action, Sample
+from grpo_sentinel.rules.engine import Engine
+from grpo_sentinel.views import RankStatus, SinkBatch, Snapshot
+
+log = logging.getLogger(__name__)
+
+LOOK_NS = 500_000_000  # between two looks for new runs
+RETIRE_NS = 2_000_000_000  # a run that had ended before we came is let go after so long
+FORGET_NS = 600_000_000_000  # a run that ended while we watched stays on the page so long
+CLOSE_SECONDS = 5.0
+
+Command = tuple[str, Action, str, str, "Future[int]"]
+
+
+class Daemon:
+    """Watches the runs of this user on this node: one named run with its restarts, or all of them."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        roots: Sequence[Path] | None = None,
+        run_dir: Path | None = None,
+        run_id: str | None = None,
+        clock: Clock | None = None,
+        launcher: ProcessMark | None = None,
+    ) -> None:
+        """Build every part. Raises nothing for a part that is broken; `ConfigError` for built-in rules that are."""
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._roots = list(roots) if roots is not None else ring_roots(config)
+        self._run_dir = run_dir
+        self._run_id = run_id
+        self._command = launcher
+        self._launcher: LauncherHandle = NodeLauncher(launcher)
+        self._node = socket.gethostname()
+        self._state = state_dir(config)
+        self._started_wall_ns = self._clock.wall_ns()
+        self._health = Health()
+        self._background = Background("sentinel-background")
+        self._stacks = Background("sentinel-stacks")
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._watches: dict[Path, RunWatch] = {}
+        self._retired: dict[Path, tuple[int, ...]] = {}
+        self._said: dict[str, str] = {}
+        self._looked_ns: int | None = None
+        self._idle_since_ns = self._clock.monotonic_ns()
+        self.act_token = secrets.token_urlsafe(24)
+        self.url = ""
+
+        self._rules = parts.rules(config, self.say)
+        self._sinks = parts.Sinks(config, self._state, self._node, self._clock, self.say)
+        self._collectors = parts.collectors(config, [self._state], self._roots, self._all_ranks, self._clock, self.say)
+
+    # ---- what others may ask, from any thread
+
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """Newest snapshot of every watched run, the one with the newest record first."""
+        watches = list(self._watches.values())  # a copy: the loop may take up a run meanwhile
+        watches.sort(key=lambda watch: -watch.quiet_since_ns)
+        return {watch.run_id: watch.snapshot for watch in watches}
+
+    def request(
+        self, run_id: str, action: Action, reason: str, requested_by: str = "user", timeout_s: float = 5.0
+    ) -> int:
+        """Ask a run for something and give the request's id; waits for the loop, at most `timeout_s`.
+
+        Raises `SentinelError` when it cannot be asked.
+        """
+        answer: Future[int] = Future()
+        self._commands.put((run_id, action, reason, requested_by, answer))
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError as error:
+            raise SentinelError(f"the daemon did not take the request within {timeout_s:g} s; try again") from error
+
+    def say(self, key: str, text: str) -> None:
+        """Say what is off, once per change; "" says that it is well again."""
+        if self._said.get(key, "") == text:
+            return
+        if text:
+            self._said[key] = text
+            log.warning("%s", text)
+        else:
+            del self._said[key]
+            log.info("%s works again", key)
+
+    # ---- the loop
+
+    def run(self, stop: threading.Event) -> None:
+        """Watch until `stop` is set, or until the command that `launcher` names and its runs have ended."""
+        server = parts.serve(self._config, self, self.say)
+        self.url = server.url if server is not None else ""
+        if self.url:
+            log.info("page, API and /metrics on %s", self.url)
+        interval = self._config.poll_interval_seconds
+        due = self._clock.monotonic_ns()
+        try:
+            while not stop.is_set() and not self._deserted():
+                started = self._clock.monotonic_ns()
+                self.turn()
+                now = self._clock.monotonic_ns()
+                due += round(interval * 1e9)
+                self._health.turn((now - started) / 1e9, late=now > due)
+                due = max(due, now)  # a turn that took too long is not made up for
+                stop.wait((due - now) / 1e9)
+        finally:
+            if server is not None:
+                server.close(CLOSE_SECONDS)
+            self.close()
+
+    def once(self) -> Mapping[str, Snapshot]:
+        """Look once at everything, hand it to the sinks, and give the snapshots."""
+        self._look()
+        samples = [sample for collector in self._collectors for sample in self._poll(collector, 2.0)]
+        for watch in list(self._watches.values()):
+            watch.turn(samples)
+            self._publish(watch, watch.bundle())
+        return self.snapshots()
+
+    def turn(self) -> None:
+        """Do one turn of the loop. Never raises for the sake of a part."""
+        now = self._clock.monotonic_ns()
+        if self._looked_ns is None or now - self._looked_ns >= LOOK_NS:
+            self._looked_ns = now
+            self._look()
+        self._obey()
+        samples = [sample for collector in self._collectors for sample in self._poll(collector)]
+        for watch in list(self._watches.values()):
+            batch = watch.turn(samples)
+            if batch is not None:
+                self._publish(watch, batch)
+        self._background.settle()
+
+    def close(self) -> None:
+        """Hand on what is left, let the runs go and end every part within a bounded time."""
+        for watch in self._watches.values():
+            watch.turn(())
+            self._publish(watch, watch.bundle())
+        for collector in self._collectors:
+            collector.close()
+        self._background.close(CLOSE_SECONDS)
+        self._sinks.close(CLOSE_SECONDS)
+        for watch in self._watches.values():
+            watch.close()
+        self._watches.clear()
+
+    def _publish(self, watch: RunWatch, batch: SinkBatch) -> None:
+        """Add to the snapshot what only the daemon knows, and hand the batch on; never blocks."""
+        snapshot = batch.snapshot
+        health = {**snapshot.health, **self._sinks.numbers()}
+        watch.snapshot = replace(snapshot, health=health, notes=(*snapshot.notes, *self._said.values()))
+        self._sinks.publish(replace(batch, snapshot=watch.snapshot))
+
+    def _poll(self, collector: parts.Waiting, wait_seconds: float = 0.0) -> Sequence[Sample]:
+        samples = collector.poll(wait_seconds)
+        problem = getattr(collector, "problem", None)
+        if problem is not None:
+            self.say(collector.name, problem)
+        return samples
+
+    def _all_ranks(self) -> Mapping[int, RankStatus]:
+        return {
+            rank: status for watch in self._watches.values() if not watch.over for rank, status in watch.ranks.items()
+        }
+
+    def _obey(self) -> None:
+        while not self._commands.empty():
+            run_id, action, reason, requested_by, answer = self._commands.get()
+            watch = next((watch for watch in self._watches.values() if watch.run_id == run_id), None)
+            try:
+                if watch is None:
+                    raise SentinelError(
+                        f"run {run_id} is not watched here; `grpo-sentinel status` lists those that are"
+                    )
+                answer.set_result(watch.request(action, reason, requested_by))
+            except SentinelError as error:
+                answer.set_exception(error)
+
+    # ---- runs
+
+    def _look(self) -> None:
+        """Take up new runs, let those go that ended."""
+        for directory in self._directories():
+            if directory in self._watches or self._retired.get(directory) == _segments_of(directory):
+                continue
+            self._take_up(directory)
+        now = self._clock.monotonic_ns()
+        for directory, watch in list(self._watches.items()):
+            quiet = now - watch.quiet_since_ns
+            if watch.over and not self._named and quiet > (FORGET_NS if watch.seen_alive else RETIRE_NS):
+                self._retired[directory] = _segments_of(directory)
+                self._publish(watch, watch.bundle())
+                self._watches.pop(directory).close()
+                log.info("run %s has ended", watch.run_id)
+
+    @property
+    def _named(self) -> bool:
+        return self._run_dir is not None or self._run_id is not None
+
+    def _directories(self) -> list[Path]:
+        if self._run_dir is not None:
+            return [self._run_dir] if self._run_dir.is_dir() else []
+        found = run_directories(self._roots)
+        if self._run_id is None:
+            return found
+        return [directory for directory in found if belongs_to(directory, self._run_id)]
+
+    def _take_up(self, directory: Path) -> None:
+        try:
+            claim = Claim.take(directory)
+        except OSError as error:
+            self.say(f"run {directory.name}", f"run {directory.name} cannot be watched: {directory}: {error.strerror}")
+            return
+        if claim is None:
+            self.say(f"run {directory.name}", f"run {directory.name} is watched by another daemon already; left to it")
+            return
+        try:
+            self._watches[directory] = self._watch(claim)
+            note = DaemonNote(
+                pid=parts.own_pid(), url=self.url, act_token=self.act_token, started_wall_ns=self._started_wall_ns
+            )
+            claim.publish(note)
+        except (SentinelError, OSError) as error:
+            self.say(f"run {directory.name}", f"run {directory.name} cannot be watched fully: {error}")
+            if directory not in self._watches:
+                claim.release()
+            return
+        self._said.pop(f"run {directory.name}", None)
+        log.info("watching run %s in %s", directory.name, directory)
+
+    def _watch(self, claim: Claim) -> RunWatch:
+        run_id = claim.directory.name
+        engine = Engine(self._rules, run_id=run_id)
+        cursors, context = {}, {}
+        try:
+            cursors, context = resume(engine, self._sinks.history_path, run_id)
+        except HistoryError as error:
+            self.say("history", f"{error}; detectors of run {run_id} start anew")
+        halting = HaltController(
+            claim.directory,
+            self._config.halting,
+            self._clock,
+            self._launcher,
+            skip_above_norm=unbounded(self._config.agent.skip_above_norm),
+            take_stacks=parts.stack_taker(claim.directory, self._state / "stacks" / run_id, self._stacks, self._clock),
+        )
+
+        def pins(on_pinned: Callable[[str], None]) -> Pins:
+            return Pins(run_id, self._config.halting, self._state, self._background, on_pinned)
+
+        return RunWatch(
+            claim, self._config, self._clock, engine, halting, pins, self._health, self._node, cursors, context
+        )
+
+    def _deserted(self) -> bool:
+        """Tell whether the launched command and its runs are gone, as after a kill -9 of the launcher."""
+        if self._command is None:
+            return False
+        now = self._clock.monotonic_ns()
+        if is_running(self._command) or any(not watch.over for watch in self._watches.values()):
+            self._idle_since_ns = now
+        return now - self._idle_since_ns > (self._config.launch.linger_seconds + 30.0) * 1e9
+
+
+def _segments_of(directory: Path) -> tuple[int, ...]:
+    """Identify the segments in a directory, to notice new ones in the place of old."""
+    found = []
+    for path in list_segments(directory):
+        try:
+            found.append(path.stat().st_ino)
+        except OSError:
+            continue
+    return tuple(found)

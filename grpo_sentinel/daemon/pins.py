@@ -1,0 +1,117 @@
+"""Keeps the newest checkpoint from before an anomaly, as soon as there is one, out of the trainer's rotation.
+
+A finding that begins an incident, and every critical one, looks for the newest whole checkpoint saved before its onset,
+pins it and reads it back: one with non-finite weights is given up for the one before.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from grpo_sentinel.config import HaltingConfig
+from grpo_sentinel.daemon.background import Background
+from grpo_sentinel.halting.checkpoints import PINNED_NAME, Checkpoint, check_finite, newest_before, pin, scan_directory
+from grpo_sentinel.records import Action, EventRecord, Finding, FindingState, Severity
+
+log = logging.getLogger(__name__)
+
+MOST_PINS = 3
+"""Pinned checkpoints per run: each may cost a whole checkpoint's space."""
+
+
+class Pins:
+    """The pinned checkpoints of one run; called from the loop, copies in the background."""
+
+    def __init__(
+        self,
+        run_id: str,
+        config: HaltingConfig,
+        state: Path,
+        background: Background,
+        on_pinned: Callable[[str], None],
+    ) -> None:
+        self._run_id = run_id
+        self._enabled = config.pin_checkpoints
+        self._state = state
+        self._background = background
+        self._on_pinned = on_pinned
+        self._fixed = config.checkpoint_dir is not None
+        self.directory = Path(config.checkpoint_dir) if config.checkpoint_dir is not None else None
+        self.paths: list[Path] = []
+        self._firing: set[str] = set()
+
+    def observe(self, events: Sequence[EventRecord]) -> None:
+        """Learn where the trainer saves, from its configuration and from the checkpoints it reports."""
+        for event in events:
+            if event.kind == "config":
+                self.look_in(event.body.get("output_dir"))
+            elif event.kind == "checkpoint" and event.body.get("path"):
+                self.look_in(str(Path(str(event.body["path"])).parent))
+
+    def look_in(self, directory: object) -> None:
+        """Take `directory` as the place of checkpoints, unless the configuration names one."""
+        if not self._fixed and isinstance(directory, str) and Path(directory).is_absolute():
+            self.directory = Path(directory)
+
+    def consider(self, findings: Sequence[Finding]) -> None:
+        """Pin what the newly fired findings call for; never blocks."""
+        for finding in findings:
+            if finding.state is FindingState.RESOLVED:
+                self._firing.discard(finding.finding_id)
+                continue
+            if finding.severity is Severity.NOTE:
+                continue
+            grave = finding.severity is Severity.CRITICAL or finding.action >= Action.CHECKPOINT
+            if self._enabled and (grave or not self._firing) and len(self.paths) < MOST_PINS:
+                self._submit(finding)
+            self._firing.add(finding.finding_id)
+
+    def _submit(self, finding: Finding) -> None:
+        directory, onset = self.directory, finding.onset_step
+        if directory is None or onset <= 1:
+            return
+        if any(_step(path) == onset - 1 for path in self.paths):
+            return
+        self._background.submit(
+            f"pinning the checkpoint before step {onset}", lambda: self._pin_before(directory, onset)
+        )
+
+    def _pin_before(self, directory: Path, onset: int) -> Callable[[], None] | None:
+        """Runs in the background; gives what the loop has to do then."""
+        candidates = newest_before(scan_directory(directory), onset)
+        for checkpoint in candidates:
+            if any(path.name == checkpoint.path.name for path in self.paths):
+                return None
+            kept = self._keep(checkpoint)
+            report = check_finite(kept)
+            if not report.nonfinite:
+                return lambda: self._pinned(kept, onset)
+            name, count = next(iter(report.nonfinite.items()))
+            log.warning("%s holds %d non-finite values in %s: not kept, looking further back", kept, count, name)
+            shutil.rmtree(kept, ignore_errors=True)
+        log.warning("no whole checkpoint from before step %d in %s: nothing to keep", onset, directory)
+        return None
+
+    def _keep(self, checkpoint: Checkpoint) -> Path:
+        tag = f"{socket.gethostname()}-{self._run_id}"
+        try:
+            return pin(checkpoint, checkpoint.path.parent.parent / PINNED_NAME / self._run_id, tag)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            return pin(checkpoint, self._state / "pinned" / self._run_id, tag)
+
+    def _pinned(self, path: Path, onset: int) -> None:
+        self.paths.append(path)
+        log.warning("kept %s: the newest checkpoint from before step %d, all its weights are finite", path, onset)
+        self._on_pinned(str(path))
+
+
+def _step(path: Path) -> int:
+    text = path.name.rpartition("-")[2]
+    return int(text) if text.isdigit() else -1

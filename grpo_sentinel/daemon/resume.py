@@ -1,0 +1,73 @@
+"""Bring a new engine to where the last daemon's stood, by replaying what the history holds through it.
+
+Nothing is acted on: findings that fire in the replay were announced before. What was not committed is still in the
+ring, and comes through the collector from the cursors that were committed with the records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from grpo_sentinel.errors import HistoryError
+from grpo_sentinel.history import HistoryReader
+from grpo_sentinel.history.replay import frames
+from grpo_sentinel.records import EventRecord, Frame
+from grpo_sentinel.rules.engine import Engine
+from grpo_sentinel.views import Cursor
+
+REPLAY_STEPS = 1000
+"""Steps that are replayed: more than any detector's window."""
+
+
+def resume(
+    engine: Engine, history: Path, run_id: str, steps: int = REPLAY_STEPS
+) -> tuple[dict[int, Cursor], dict[str, object]]:
+    """Replay the last `steps` steps of a run into `engine`; gives the ranks' cursors and the trainer's configuration.
+
+    Both are empty when the history does not know the run. Raises `HistoryError` when it cannot be read.
+    """
+    if not history.exists():
+        return {}, {}
+    with HistoryReader(history) as reader:
+        run = reader.run(run_id)
+        if run is None:
+            return {}, {}
+        if run.context:
+            engine.configure(run.context)
+        newest = max((status.last_step for status in reader.latest(run_id).ranks.values()), default=0)
+        since = max(0, newest - steps)
+        for item in _merged(
+            reader.events(run_id, since_step=since), _whole(frames(reader.records(run_id, since_step=since), run_id))
+        ):
+            if isinstance(item, Frame):
+                engine.frame(item)
+            else:
+                engine.event(item)
+        return reader.cursors(run_id), dict(run.context)
+
+
+def _whole(stored: Iterable[Frame]) -> Iterator[Frame]:
+    """Leave out the steps at the end that not all ranks had closed: the collector completes those from the rings."""
+    held: deque[Frame] = deque()
+    for frame in stored:
+        if frame.missing:
+            held.append(frame)
+            continue
+        yield from held
+        held.clear()
+        yield frame
+
+
+def _merged(events: Iterable[EventRecord], whole: Iterable[Frame]) -> Iterator[EventRecord | Frame]:
+    """Order events before the frame of their step."""
+    waiting = deque(sorted(events, key=lambda event: event.step))
+    for frame in whole:
+        while waiting and waiting[0].step <= frame.step:
+            yield waiting.popleft()
+        yield frame
+    yield from waiting
+
+
+__all__ = ["REPLAY_STEPS", "HistoryError", "resume"]

@@ -1,0 +1,276 @@
+"""One watched run: rings -> frames -> findings -> control file, in one turn and in this order.
+
+    poll rings ─▶ events, frames, samples through the rules ─▶ request written ─▶ all the rest (pins, sinks, page)
+
+The request comes before anything that may take time: from a record that breaks a rule to a control file that the
+trainer can read it is one poll interval.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from grpo_sentinel.clock import Clock
+from grpo_sentinel.collectors.ranks import RankCollector
+from grpo_sentinel.config import Config
+from grpo_sentinel.daemon.claim import Claim
+from grpo_sentinel.daemon.health import Health
+from grpo_sentinel.daemon.pins import Pins
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.halting import HaltController
+from grpo_sentinel.records import Action, EventRecord, Finding, FindingState, Liveness, Sample, Severity, StepRecord
+from grpo_sentinel.rules.engine import Engine
+from grpo_sentinel.views import Cursor, HaltStatus, RankBatch, RankStatus, SinkBatch, Snapshot
+
+log = logging.getLogger(__name__)
+
+TICK_NS = 250_000_000  # silence, death and stragglers are judged so often
+PUBLISH_NS = 200_000_000  # records are handed on in bundles of so long; findings at once
+IDLE_PUBLISH_NS = 1_000_000_000
+OVER_POLL_NS = 1_000_000_000  # a run that has ended is looked at so often
+
+
+class RunWatch:
+    """Everything about one run directory, used from the daemon's loop only."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        config: Config,
+        clock: Clock,
+        engine: Engine,
+        halting: HaltController,
+        pins: Callable[[Callable[[str], None]], Pins],
+        health: Health,
+        node: str,
+        cursors: Mapping[int, Cursor],
+        context: Mapping[str, object],
+    ) -> None:
+        self.claim = claim
+        self.run_id = claim.directory.name
+        self.halting = halting
+        self.snapshot = Snapshot(run_id=self.run_id, node=node)
+        self.seen_alive = False
+        self._clock = clock
+        self._engine = engine
+        self._pins = pins(halting.pinned)
+        self._pins.look_in(context.get("output_dir"))
+        self._health = health
+        self._node = node
+        self._context: dict[str, object] = dict(context)
+        self._collector = RankCollector(
+            claim.directory,
+            clock,
+            cursors,
+            late_rank_seconds=config.rules.late_rank_seconds,
+            dead_seconds=config.rank_dead_seconds,
+        )
+        self._ranks: Mapping[int, RankStatus] = {}
+        self._notes: dict[str, str] = {}
+        self._records: list[StepRecord] = []
+        self._events: list[EventRecord] = []
+        self._samples: list[Sample] = []
+        self._newest_samples: dict[str, Sample] = {}
+        self._transitions: list[Finding] = []
+        self._told_halt = HaltStatus()
+        self._ticked_ns = 0
+        self._published_ns = 0
+        self._polled_ns = 0
+        self.quiet_since_ns = clock.monotonic_ns()
+
+    @property
+    def ranks(self) -> Mapping[int, RankStatus]:
+        """Newest state of every rank."""
+        return self._ranks
+
+    @property
+    def over(self) -> bool:
+        """Tell whether every rank has left or died."""
+        return bool(self._ranks) and not self._alive()
+
+    def _alive(self) -> bool:
+        return any(status.liveness in (Liveness.ALIVE, Liveness.UNKNOWN) for status in self._ranks.values())
+
+    def turn(self, samples: Sequence[Sample]) -> SinkBatch | None:
+        """Take in what is new, judge, act; gives a batch when it is time to hand one on. Never raises."""
+        now = self._clock.monotonic_ns()
+        if self.over and not samples and now - self._polled_ns < OVER_POLL_NS:
+            return None
+        self._polled_ns = now
+        batch = self._collector.poll()
+        self._ranks = batch.ranks
+        self.seen_alive = self.seen_alive or self._alive()
+        findings = self._judge(batch, samples, now)
+        self._act(findings, batch.events)
+        self._gather(batch, samples, findings, now)
+        return self._hand_on(now)
+
+    # ---- judging
+
+    def _judge(self, batch: RankBatch, samples: Sequence[Sample], now: int) -> list[Finding]:
+        findings: list[Finding] = []
+        for event in batch.events:
+            if event.kind == "config":
+                self._context.update(event.body)
+                self._guard("configure", lambda: self._engine.configure(dict(self._context)) or ())
+            findings += self._guard("event", lambda event=event: self._engine.event(event))  # type: ignore[misc]
+        for frame in batch.frames:
+            findings += self._guard("frame", lambda frame=frame: self._engine.frame(frame))  # type: ignore[misc]
+        for sample in samples:
+            findings += self._guard("sample", lambda sample=sample: self._engine.sample(sample))  # type: ignore[misc]
+        if now - self._ticked_ns >= TICK_NS:
+            self._ticked_ns = now
+            findings += self._guard("tick", lambda: self._engine.tick(self._clock.wall_ns(), self._ranks))
+        return findings
+
+    def _guard(self, what: str, judge: Callable[[], Iterable[Finding]]) -> list[Finding]:
+        """Run one part of the rules; an error in a rule is counted and said once, the loop goes on."""
+        try:
+            return list(judge())
+        except Exception as error:  # noqa: BLE001 - rules may be a user's
+            self._health.counts["rule_errors_total"] += 1
+            self._note(f"rules/{what}", f"a rule failed on {what}: {type(error).__name__}: {error}")
+            return []
+
+    # ---- acting
+
+    def _act(self, findings: Sequence[Finding], events: Sequence[EventRecord]) -> None:
+        """Write what findings ask for, then follow the request under way."""
+        try:
+            if self._alive():
+                asking = findings if findings else self._still_asking()
+                self.halting.consider(asking)
+            self.halting.observe(events)
+            self.halting.poll(self._ranks)
+            self._notes.pop("halting", None)
+        except (SentinelError, OSError) as error:
+            self._note("halting", f"the run cannot be asked to halt: {error}")
+        self._pins.observe(events)
+        self._pins.consider(findings)
+
+    def _still_asking(self) -> Sequence[Finding]:
+        """Findings that fire on may ask after a cooldown; looked at with every tick only."""
+        return self._engine.active() if self._ticked_ns == self._polled_ns else ()
+
+    def request(self, action: Action, reason: str, requested_by: str) -> int:
+        """Make a person's request; raises `SentinelError` when it cannot be made."""
+        if self.over:
+            raise SentinelError(f"run {self.run_id} has ended: there is nobody to ask")
+        return self.halting.request(action, reason, requested_by)
+
+    # ---- handing on
+
+    def _gather(self, batch: RankBatch, samples: Sequence[Sample], findings: list[Finding], now: int) -> None:
+        counts = self._health.counts
+        counts["records_total"] += len(batch.records)
+        counts["events_total"] += len(batch.events)
+        counts["missed_records_total"] += batch.missed_records
+        counts["bad_slots_total"] += batch.bad_slots
+        if batch.records:
+            newest = max(record.wall_ns for record in batch.records)
+            self._health.read((self._clock.wall_ns() - newest) / 1e9)
+        for name, why in batch.unreadable.items():
+            self._note(f"segment/{name}", why)
+        self._records += batch.records
+        self._events += batch.events
+        self._samples += samples
+        self._newest_samples.update({sample.entity: sample for sample in samples})
+        self._transitions += findings
+        for finding in findings:
+            _tell(finding)
+        if batch.records or batch.events or findings:
+            self.quiet_since_ns = now
+
+    def _note(self, key: str, text: str) -> None:
+        if self._notes.get(key) != text:
+            self._notes[key] = text
+            log.warning("%s", text)
+
+    def _hand_on(self, now: int) -> SinkBatch | None:
+        news = self._records or self._events or self._samples
+        urgent = self._transitions or self.halting.status != self._told_halt
+        waited = now - self._published_ns
+        if not (urgent or (news and waited >= PUBLISH_NS) or waited >= IDLE_PUBLISH_NS):
+            return None
+        return self.bundle()
+
+    def bundle(self) -> SinkBatch:
+        """Make a batch of everything not handed on yet."""
+        self._published_ns = self._clock.monotonic_ns()
+        halt = self.halting.status
+        if halt != self._told_halt:
+            _tell_halt(halt, self._told_halt)
+        self.snapshot = self._snapshot(halt)
+        batch = SinkBatch(
+            run_id=self.run_id,
+            node=self._node,
+            wall_ns=self.snapshot.wall_ns,
+            records=tuple(self._records),
+            samples=tuple(self._samples),
+            events=tuple(self._events),
+            findings=tuple(self._transitions),
+            halt=halt if halt != self._told_halt else None,
+            snapshot=self.snapshot,
+        )
+        self._told_halt = halt
+        for kept in (self._records, self._samples, self._events, self._transitions):
+            kept.clear()  # type: ignore[attr-defined]
+        return batch
+
+    def _snapshot(self, halt: HaltStatus) -> Snapshot:
+        return Snapshot(
+            run_id=self.run_id,
+            node=self._node,
+            wall_ns=self._clock.wall_ns(),
+            ranks=self._ranks,
+            samples=dict(self._newest_samples),
+            findings=tuple(self._guard("active", self._engine.active)),
+            abstaining=dict(self._engine.abstaining()),
+            halt=halt,
+            context=dict(self._context),
+            health=self._health.numbers(),
+            notes=tuple(self._notes.values()),
+        )
+
+    def close(self) -> None:
+        """Unmap the rings and let the run go."""
+        self._collector.close()
+        self.claim.release()
+
+
+def _tell(finding: Finding) -> None:
+    """One line per change of a finding; notes stay in the history."""
+    if finding.severity is Severity.NOTE:
+        return
+    level = logging.ERROR if finding.severity is Severity.CRITICAL else logging.WARNING
+    if finding.state is FindingState.RESOLVED:
+        log.info("resolved: %s (since step %d)", finding.message, finding.onset_step)
+        return
+    where = f"rank {', '.join(map(str, finding.ranks))}" if finding.ranks else "rank not known"
+    about = f"{finding.layer}, {where}, since step {finding.onset_step}"
+    log.log(level, "%s: %s [%s]", finding.severity.name.lower(), finding.message, about)
+
+
+def _tell_halt(halt: HaltStatus, before: HaltStatus) -> None:
+    if halt.dry_run:
+        log.warning("%s (%s)", halt.detail, halt.reason)
+        return
+    if replace(halt, pinned_checkpoint="", updated_wall_ns=0) == replace(
+        before, pinned_checkpoint="", updated_wall_ns=0
+    ):
+        return
+    at = f" at step {halt.step}" if halt.step else ""
+    more = f": {halt.detail}" if halt.detail else ""
+    log.warning("request %d (%s, by %s) %s%s%s", halt.request_id, halt.action.name.lower().replace("_", "-"),
+                halt.requested_by, halt.state.name.lower(), at, more)  # fmt: skip
+
+
+def unbounded(value: float | None) -> float:
+    """Give a bound that stops nothing where none is set."""
+    return math.inf if value is None else value
+
+
+__all__ = ["RunWatch", "unbounded"]
