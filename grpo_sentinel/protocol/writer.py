@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,17 @@ from grpo_sentinel.protocol.liveness import AliveLock
 from grpo_sentinel.protocol.names import NameTable
 from grpo_sentinel.protocol.places import alive_path, own_directory, ring_path
 from grpo_sentinel.protocol.slots import store_slot
-from grpo_sentinel.protocol.steps import INT63, Place, Plan, clamp, clamp_place, make_plan, only_numbers, pack_parts
+from grpo_sentinel.protocol.steps import (
+    INT63,
+    Chunk,
+    Place,
+    Plan,
+    clamp,
+    clamp_place,
+    make_plan,
+    only_numbers,
+    pack_parts,
+)
 from grpo_sentinel.records import Ack, Kind, Mode, Phase, RankIdentity
 
 _PLANS_KEPT = 256  # orders of names with their packed ids; a trainer has a handful
@@ -71,6 +82,7 @@ class RankWriter:
         self._segment = segment.create_segment(self.path, self.identity, self._geometry, gid)
         self._mapping, self._words = self._segment.mapping, self._segment.words
         self._names = NameTable(self._mapping, self._words, self._geometry.name_bytes)
+        self._recent: dict[int, tuple[Chunk, Callable[[Any], tuple[Any, ...]]]] = {}  # by number of names
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._record, self._event = base_record, base_event
         self._note_sequence = 0
@@ -123,27 +135,25 @@ class RankWriter:
                 return self._lose()
             self._busy = True
             try:
-                plan = self._plans.get(tuple(values))
                 place = step, generation, self._monotonic_ns(), self._wall_ns(), micro_batch
-                if plan is None or plan.single is None:
+                try:  # as many names as some record before: nearly always the same ones, in whatever order
+                    (size, pack, ids), fetch = self._recent[len(values) if type(values) is dict else -1]
+                    body = pack(*place, size, kind, mode, 0, 1, 0, *fetch(values), ids)
+                except Exception:  # noqa: BLE001 - other names; or a value's own __float__, which may raise anything
                     self._append(values, place, kind, mode)
-                else:  # nearly always; written out because a call more per push is felt
-                    count, pack, ids = plan.single
-                    try:
-                        body = pack(*place, count, kind, mode, 0, 1, 0, *values.values(), ids)
-                    except Exception:  # noqa: BLE001 - a value's own __float__ may raise anything
-                        self._append_cleaned(values, place, kind, mode)
-                    else:
-                        self._store((body,))
+                else:
+                    self._store((body,))
             except Exception:  # noqa: BLE001 - the trainer must not die of its observer; counted
                 self._lose()
             finally:
                 self._busy = False
 
     def _append(self, values: Mapping[str, float], place: Place, kind: Kind, mode: Mode) -> None:
-        """Append a record that is split, has names without a place, or comes in this order for the first time."""
+        """Append any record: new names, split, without a place in the table, or with values that are no numbers."""
         keys = tuple(values)
         plan = self._plans.get(keys) or self._plan(keys)
+        if plan.single is not None and len(keys) > 1:
+            self._recent[len(keys)] = plan.single, itemgetter(*keys)
         try:
             bodies = pack_parts(plan, values.values(), place, kind, mode)
         except Exception:  # noqa: BLE001 - as in push
