@@ -10,7 +10,7 @@ import torch
 
 from grpo_sentinel.agent.probes import policy_terms as terms
 from grpo_sentinel.agent.probes.pack import Harvest, Pack, Part, wide_dtype
-from grpo_sentinel.agent.probes.partials import Bag, Merged
+from grpo_sentinel.agent.probes.partials import Bag, Merged, finite
 from grpo_sentinel.agent.probes.tokens import repetition
 
 
@@ -118,7 +118,7 @@ def _token_terms(
     logp, old = logp_BT.detach().to(wide), moved.get("old_logp")
     terms.log_probs(bag, logp, mask)
     if old is not None:
-        bag.count("old_nonfinite", mask & ~old.isfinite())
+        bag.count("old_nonfinite", mask & ~finite(old))
     if old is not None or on_policy:
         log_ratio = logp - (logp if old is None else old.to(wide))
         if level == "sequence":
@@ -184,12 +184,12 @@ def finish(parts: Sequence[Part]) -> Harvest:
 
 def _loss(merged: Merged) -> dict[str, float | None]:
     losses = merged.column("loss")
-    finite = [loss for loss in losses if math.isfinite(loss)]
+    usable = [loss for loss in losses if math.isfinite(loss)]
     if not losses:
         return {}
     return {
-        "policy.loss": sum(finite) / len(finite) if finite else None,
-        "policy.loss_nonfinite": float(len(losses) - len(finite)),
+        "policy.loss": sum(usable) / len(usable) if usable else None,
+        "policy.loss_nonfinite": float(len(losses) - len(usable)),
     }
 
 
