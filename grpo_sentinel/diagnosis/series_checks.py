@@ -110,10 +110,14 @@ def no_signal(view: LogView) -> Candidate | None:
     """Every group has equal rewards: nothing is learned. Truncation is the cause where every completion is cut."""
     share = view.series("frac_reward_zero_std", "reward.zero_std_ratio")
     stds = view.series(*STD)
-    dead = [p for p in share if p[2] >= 0.999] or ([p for p in stds if p[2] == 0.0] if not share else [])
-    total = len(share) or len(stds)
-    if not dead or len(dead) < 0.6 * total:
+    series = share or stds
+    dead = [p for p in series if (p[2] >= 0.999 if share else p[2] == 0.0)]
+    total = len(series)
+    tail = _trailing(series, dead)
+    if not dead or (len(dead) < 0.6 * total and len(tail) < 3):
         return None
+    if len(tail) >= 3:
+        dead = tail  # the onset is where it began for good
     index, row, _ = dead[0]
     cut = row.signals().get("data.truncated_ratio", 0.0)
     confidence = 0.8 if len(dead) >= 3 else 0.6
@@ -131,6 +135,17 @@ def no_signal(view: LogView) -> Candidate | None:
         tries=("look at ten completions and their scores: too easy, too hard, or a broken grader?",
                "run `grpo-sentinel check reward MODULE:FUNCTION`"),
     )  # fmt: skip
+
+
+def _trailing(series: Sequence[Point], dead: Sequence[Point]) -> list[Point]:
+    """Give the dead rows at the end, without a break."""
+    places = {point[0] for point in dead}
+    out: list[Point] = []
+    for point in reversed(series):
+        if point[0] not in places:
+            break
+        out.append(point)
+    return out[::-1]
 
 
 def zero_gradient_with_signal(view: LogView) -> Candidate | None:

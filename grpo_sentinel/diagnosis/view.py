@@ -41,7 +41,7 @@ class LogView:
         got = False
         for row in self._reader.feed(line):
             got = True
-            self._add(row)
+            self.add(row)
         if got:
             return
         hit = find_marker(line)
@@ -54,9 +54,10 @@ class LogView:
     def close(self) -> None:
         """Take what the readers still hold."""
         for row in self._reader.flush():
-            self._add(row)
+            self.add(row)
 
-    def _add(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
+        """Take one row of metrics."""
         if "train_runtime" in row.raw or "train_loss" in row.raw:
             self.finished = True
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def read_lines(path: str | Path) -> Iterator[Line]:
             raw.seek(0)
             if magic == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield from _split(unpacked, name)  # type: ignore[arg-type]
+                    yield from _split(unpacked, name)
             else:
                 yield from _split(raw, name)
     except OSError as error:
@@ -74,6 +75,36 @@ def _split(stream: BinaryIO | io.BufferedIOBase, source: str) -> Iterator[Line]:
                     yield Line(source, number, clean(piece))
         else:
             yield Line(source, number, clean(text))
+
+
+def follow(path: str | Path) -> Iterator[Line | None]:
+    """Read a growing file without end; None means nothing new for now. A file that shrank is read from its start.
+
+    Raises `SentinelError` when the file cannot be opened.
+    """
+    try:
+        stream = open(path, "rb")  # noqa: SIM115 - stays open as long as the caller reads
+    except OSError as error:
+        raise SentinelError(f"cannot read the log {path}: {error.strerror or error}; give a readable file") from error
+    number, rest = 0, b""
+    with stream:
+        while True:
+            if stream.tell() > os.fstat(stream.fileno()).st_size:
+                stream.seek(0)
+                number, rest = 0, b""
+            piece = stream.readline(MAX_LINE)
+            if not piece:
+                yield None
+                continue
+            rest += piece
+            if not rest.endswith(b"\n") and len(rest) < MAX_LINE:
+                continue  # torn: the rest of the line is still to come
+            number += 1
+            text = rest.decode("utf-8", errors="replace").rstrip("\n")
+            rest = b""
+            for part in text.split("\r"):
+                if part.strip():
+                    yield Line(str(path), number, clean(part))
 
 
 def clean(text: str) -> str:
