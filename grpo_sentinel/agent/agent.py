@@ -24,6 +24,7 @@ from grpo_sentinel.agent.null import NOTHING, Verdict
 from grpo_sentinel.agent.observing import Observer
 from grpo_sentinel.agent.optimizers import OptimizerHooks
 from grpo_sentinel.agent.phases import PhaseClock
+from grpo_sentinel.agent.probes.pack import Harvest
 from grpo_sentinel.agent.settings import Settings
 from grpo_sentinel.agent.writing import NoWriter, Writer
 from grpo_sentinel.records import Action, Kind, Mode, Phase
@@ -43,6 +44,7 @@ class Agent:
         self.mode = Mode.TRAIN
         self.step = 1
         self.closed = False
+        self.failed = False  # an exception left the trainer and no step has ended since
         self.active = True
         self._optimizers = OptimizerHooks(self)
         self._outcome: Outcome | None = None
@@ -50,8 +52,11 @@ class Agent:
         self._stepped = False
         self._open = False
         self._mismatched = False
+        self._told = 0
         self._step_started: float | None = None
         self._arrived_seconds: float | None = None
+        self._waited_seconds = 0.0
+        self._waits = 0
         self._self_seconds = 0.0
         self._on_close: list[Callable[[], None]] = []
 
@@ -89,6 +94,8 @@ class Agent:
         self._open = True
         if self._step_started is None:
             self._step_started = time.perf_counter()
+            self._self_seconds = self.guard.seconds
+            self.guard.run("phase", self.phases.take)  # what came before the first step belongs to no step
 
     def observe_data(self, batch: Mapping[str, Any] | None = None, **tensors: Any) -> None:
         """Look at one micro-batch before its forward, and push what it says at once.
@@ -139,6 +146,9 @@ class Agent:
     def observe_optimizer(self, **details: Any) -> None:
         """Give what the optimizer hooks cannot know: `scaler`, `engine`, `learning_rate_expected`."""
         self.observer.optimizer_details.update(details)
+        scaler = details.get("scaler")
+        if scaler is not None:
+            self.core.scaled = bool(self.guard.run("scaler", scaler.is_enabled))
 
     @contextmanager
     def phase(self, phase: Phase | str) -> Iterator[None]:
@@ -157,6 +167,8 @@ class Agent:
     def enter(self, phase: Phase | None) -> None:
         """Begin a phase."""
         if phase is not None:
+            if self._step_started is None:
+                self._begin()
             self.guard.run("phase", self.phases.enter, phase)
 
     def leave(self, phase: Phase | None) -> None:
@@ -170,9 +182,10 @@ class Agent:
 
     def exception(self, error: BaseException, where: str) -> None:
         """Push an exception that is about to leave the trainer, once."""
-        if getattr(error, "_grpo_sentinel_seen", False):
+        if self._told == id(error):
             return
-        self.guard.run("exception", setattr, error, "_grpo_sentinel_seen", True)
+        self.failed = True
+        self._told = id(error)  # not the error itself: its frames hold the user's tensors
         body = {"type": type(error).__name__, "message": str(error)[:800], "where": where}
         self.event(
             "exception", {**body, "phase": self.phases.now.name.lower(), "traceback": short_traceback(error)[-900:]}
@@ -186,8 +199,11 @@ class Agent:
             return self._outcome
         self._begin()
         self.enter(Phase.VOTE)
+        started = time.perf_counter()
         read = self.guard.run("norm", self.observer.norm_and_digest, self._norm)
         norm, digest = read if read is not None else (_host(self._norm), 0)
+        if self.observer.must_wait:
+            self.guard.exempt(time.perf_counter() - started)  # waits for the trainer's own backward to finish
         word = self.guard.essential("control", self.desk.pending)
         bound = self.desk.word.skip_above_norm
         self.arrived()
@@ -199,6 +215,8 @@ class Agent:
             digest=digest,
         )
         self._outcome = outcome
+        if outcome.skip and not self._optimizers.attached:
+            self.observer.drop_gradients()  # no torch optimizer to hook: the gate closes here
         self.guard.essential("halt", self._pass_on, outcome)
         self.guard.essential("vote report", self._report_vote, outcome)
         self.leave(Phase.VOTE)
@@ -207,7 +225,7 @@ class Agent:
     def _pass_on(self, outcome: Outcome) -> None:
         """Take what was agreed to the halt desk; no probe is touched here."""
         action, reason = outcome.action, ""
-        if outcome.voted and outcome.flag == NONFINITE and self.settings.gate == "halt":
+        if outcome.voted and outcome.flag == NONFINITE and not outcome.by_scaler and self.settings.gate == "halt":
             action, reason = max(action, int(Action.CHECKPOINT_AND_HALT)), outcome.cause
         if not outcome.voted and not self.core.voting:
             if self.desk.has_pending():
@@ -216,9 +234,9 @@ class Agent:
             self.event("halt", {"action": taken.name.lower(), "request_id": outcome.request_id, "reason": reason})
 
     def _report_vote(self, outcome: Outcome) -> None:
-        if outcome.skip:
+        if outcome.skip and not outcome.by_scaler:
             self.event("skip", _skip_body(outcome))
-        if outcome.flag == NONFINITE and self.settings.local_gradients == "on_anomaly":
+        if outcome.flag == NONFINITE and not outcome.by_scaler and self.settings.local_gradients == "on_anomaly":
             self.guard.run("local gradients", self.observer.arm_local_gradients)
         self._note_mismatch(outcome)
 
@@ -237,7 +255,7 @@ class Agent:
         outcome = self.vote()
         self.enter(Phase.OPTIMIZER)
         if outcome.skip:
-            # Not guarded: half a gate is worse than none, and nothing in it can fail.
+            # Not guarded: half a gate is worse than none.
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
@@ -263,17 +281,29 @@ class Agent:
         outcome = self.vote()
         self.guard.essential("step record", self._record, outcome)
         verdict = self.guard.essential("halt", self.desk.verdict, skipped=outcome.skip) or NOTHING
-        self._outcome, self._norm, self._stepped, self._open = None, None, False, False
+        self._outcome, self._norm, self._stepped, self._open, self.failed = None, None, False, False, False
         self.observer.next_step()
         self.step += 1
         self.guard.run("phase", self.phases.switch, Phase.CHECKPOINT if verdict.checkpoint else Phase.IDLE)
-        self._step_started, self._arrived_seconds = time.perf_counter(), None
+        self._step_started, self._arrived_seconds, self._waited_seconds = time.perf_counter(), None, 0.0
         return verdict
 
     def arrived(self) -> None:
         """Stamp this rank's arrival at the first collective of the step (integrations that see one)."""
         if self._arrived_seconds is None:
-            self._arrived_seconds = self._elapsed()
+            self._arrived_seconds = self._elapsed() - self._waited_seconds
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Mark the block as a collective before the training forward: its time is the others' lateness, not ours."""
+        started = time.perf_counter()
+        self._waits += 1
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            if self._waits == 0:
+                self._waited_seconds += time.perf_counter() - started
 
     def _elapsed(self) -> float:
         """Seconds of this step so far, without evaluation and checkpoints."""
@@ -289,12 +319,12 @@ class Agent:
             self._push_step(*late)
         values = self._host_values(outcome)
         if self.observer.must_wait:
-            self.observer.depart(self.step, values)
+            self.observer.depart(self.step, values, outcome.by_scaler)
             return
-        self._push_step(self.step, values, self.observer.harvest())
+        self._push_step(self.step, values, outcome.by_scaler, self.observer.harvest())
 
-    def _push_step(self, step: int, values: dict[str, float], harvest: Any) -> None:
-        for found in harvest.nonfinite:
+    def _push_step(self, step: int, values: dict[str, float], by_scaler: bool, harvest: Harvest) -> None:
+        for found in () if by_scaler else harvest.nonfinite:
             names = list(found.names)
             self.event("nonfinite", {"where": found.where, "names": names[:16], "count": len(names)}, step=step)
         self._push({**harvest.values, **values}, Kind.STEP, step=step)
@@ -315,7 +345,9 @@ class Agent:
             "sentinel.probes_off": float(len(self.guard.off)),
             "sentinel.names_overflow": float(self.writer.names_overflow),
             "sentinel.core_active": float(self.core.voting),
+            "sentinel.sampling_every": 1.0,
             "optimizer.skipped_updates": float(self.core.skipped_updates),
+            "optimizer.scaler_skips": float(self.core.scaler_skips),
             "optimizer.step_skipped": float(outcome.skip),
             "optimizer.step_applied": float(self._stepped),
             **{f"time.phase_seconds[{phase.name.lower()}]": spent for phase, spent in phases.items()},

@@ -38,6 +38,7 @@ class Outcome:
     norms_differ: bool = False
     digests_differ: bool = False
     wait_seconds: float = 0.0
+    by_scaler: bool = False  # a loss scaler is active, and an overflow is its daily business: counted apart
 
     @property
     def cause(self) -> str:
@@ -70,6 +71,8 @@ class Core:
         self._every = vote_every
         self._on_error = on_error
         self._calls = 0
+        self.scaled = False
+        self.scaler_skips = 0
 
     @property
     def voting(self) -> bool:
@@ -101,7 +104,9 @@ class Core:
         due = self._calls % self._every == 0
         self._calls += 1
         outcome = self._vote(ballot) if due and self._transport is not None else self._alone(ballot)
-        if outcome.skip:
+        if outcome.by_scaler:
+            self.scaler_skips += 1
+        elif outcome.skip:
             self.skipped_updates += 1
         return outcome
 
@@ -142,6 +147,7 @@ class Core:
             norms_differ=tally.norms_differ,
             digests_differ=tally.digests_differ,
             wait_seconds=waited,
+            by_scaler=self.scaled and tally.flag == NONFINITE,
         )
 
     def _switch_off(self, error: Exception) -> None:

@@ -208,7 +208,7 @@ def _forget_parent() -> None:
 
 def _close_at_exit() -> None:
     """A loop that just ends has finished; one that an exception ended is left open, as a death to be looked at."""
-    if _current is not None and getattr(sys, "last_type", None) is None:
+    if _current is not None and not _current.failed and getattr(sys, "last_type", None) is None:
         _current.close()
 
 

@@ -54,7 +54,7 @@ class Observer:
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         self._device: torch.device | None = None
         self._step = StepPacks(guard)
-        self._flight: tuple[int, dict[str, float], StepPacks] | None = None
+        self._flight: tuple[int, dict[str, float], bool, StepPacks] | None = None
         self._data_packs: list[Pack] = []
         self._gradient: gradient_probe.GradientPack | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -172,6 +172,11 @@ class Observer:
         )
         self._step.add(pack)
 
+    def drop_gradients(self) -> None:
+        """Take every gradient away."""
+        for _, parameter in self._parameters:
+            parameter.grad = None
+
     def arm_local_gradients(self) -> None:
         """Watch this rank's own gradients from the next backward on."""
         if not self._parameters:
@@ -199,16 +204,16 @@ class Observer:
         """Wait for this step's packs."""
         return self._step.harvest()
 
-    def depart(self, step: int, values: dict[str, float]) -> None:
-        """Start this step's copy and keep it in flight."""
+    def depart(self, step: int, values: dict[str, float], by_scaler: bool) -> None:
+        """Start this step's copy and keep it in flight with what else its record needs."""
         self._step.start()
-        self._flight = (step, values, self._step)
+        self._flight = (step, values, by_scaler, self._step)
         self._step = StepPacks(self._guard)
 
-    def landed(self) -> tuple[int, dict[str, float], Harvest] | None:
+    def landed(self) -> tuple[int, dict[str, float], bool, Harvest] | None:
         """Give the step in flight, complete; None when there is none."""
         flight, self._flight = self._flight, None
-        return None if flight is None else (flight[0], flight[1], flight[2].harvest())
+        return None if flight is None else (*flight[:3], flight[3].harvest())
 
     def next_step(self) -> None:
         """Forget the step."""

@@ -38,6 +38,11 @@ class OptimizerHooks:
         self._handles: list[Any] = []
         self._attached: set[int] = set()
 
+    @property
+    def attached(self) -> bool:
+        """Tell whether any optimizer calls us."""
+        return bool(self._handles)
+
     def attach(self, optimizer: Any) -> None:
         """Put the hooks on; a second call for the same optimizer changes nothing."""
         inner = innermost(optimizer)

@@ -39,7 +39,7 @@ class Settings:
     overhead_floor_seconds: float = 0.002
     segment_slots: int = 256
     event_slots: int = 256
-    handshake_seconds: float = 30.0  # how long ranks wait for each other's core at attach
+    handshake_seconds: float = 120.0  # how long ranks wait for each other's core at attach
     vote_timeout_seconds: float = 1800.0  # of the vote's own group; the job's default limit
     local_gradient_steps: int = 20  # steps that the hooks stay armed after the last non-finite norm
     run_id: str = ""  # "": from the environment, see `protocol.derive_run_id`

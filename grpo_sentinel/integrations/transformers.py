@@ -108,6 +108,7 @@ class TrainerFeed:
         self.patches.wrap(self.trainer, "_save_checkpoint", self._save)
         self.patches.wrap(self.trainer, "evaluate", self._evaluate)
         self.patches.wrap(self.trainer.accelerator, "clip_grad_norm_", self._clip)
+        self.patches.wrap(self.trainer.accelerator, "unscale_gradients", self._unscale)
         self.patches.wrap(self.trainer.accelerator, "backward", self._in_phase(Phase.BACKWARD, arrives=True))
         self.agent.observe_optimizer(scaler=getattr(self.trainer.accelerator, "scaler", None))
         self.agent.configure(**{**self.configuration(), **config})
@@ -163,12 +164,24 @@ class TrainerFeed:
 
     def _clip(self, method: Method) -> Method:
         def clip_grad_norm_(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            self.agent.look_at_gradients(clip_limit=float(max_norm))
+            if not self.agent.core.scaled:
+                self.agent.look_at_gradients(clip_limit=float(max_norm))
             norm = method(parameters, max_norm, *args, **kwargs)
             self.agent.take_norm(norm)
             return norm
 
         return clip_grad_norm_
+
+    def _unscale(self, method: Method) -> Method:
+        """With a loss scaler the gradients are true only after it, which is inside `clip_grad_norm_`."""
+
+        def unscale_gradients(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            if self.agent.core.scaled:
+                self.agent.look_at_gradients()
+            return result
+
+        return unscale_gradients
 
     def _save(self, method: Method) -> Method:
         def _save_checkpoint(*args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,6 +56,8 @@ class GrpoFeed(TrainerFeed):
         if not any(wrapped):
             self.agent.event("note", {"text": "this TRL has no log-prob method: the policy layer sees only the loss"})
         self._time_reward_functions()
+        if self.trainer.accelerator.num_processes > 1:
+            self._take_out_waiting()
         super().install(config)
 
     def configuration(self) -> dict[str, Any]:
@@ -154,6 +157,25 @@ class GrpoFeed(TrainerFeed):
             return call
 
         return wrapper
+
+    def _take_out_waiting(self) -> None:
+        """Tell waiting for late ranks from being late, in the collectives before the training forward."""
+
+        def waits(method: Method) -> Method:
+            @functools.wraps(method)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with self.agent.waiting():
+                    return method(*args, **kwargs)
+
+            return call
+
+        for name in ("gather", "gather_for_metrics", "reduce", "pad_across_processes"):
+            self.patches.wrap(self.trainer.accelerator, name, waits)
+        homes = {cls.__module__ for cls in type(self.trainer).__mro__ if cls.__module__.startswith("trl.")}
+        for module in [sys.modules[home] for home in sorted(homes) if home in sys.modules]:
+            for name in ("gather", "gather_object"):
+                if name in vars(module):
+                    self.patches.wrap(module, name, waits)
 
     # ---- the training forward
 

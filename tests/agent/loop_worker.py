@@ -37,6 +37,10 @@ torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
 model = torch.nn.parallel.DistributedDataParallel(net) if WORLD > 1 else net
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+if mine("local_nan"):
+    net[2].weight.register_hook(
+        lambda g: torch.full_like(g, float("nan")) if step >= mine("local_nan")[1] else g
+    )  # before ours, as a fault of the model itself would be
 if mine("absent"):
     agent = NullAgent("absent")
 else:
@@ -51,8 +55,6 @@ if mine("broken_probe"):
         raise RuntimeError("this probe is broken on purpose")
 
     observing.gradient_probe.observe = broken
-if mine("local_nan"):
-    net[2].weight.register_hook(lambda g: torch.full_like(g, float("nan")) if step >= mine("local_nan")[1] else g)
 
 data = torch.Generator().manual_seed(RANK)
 verdicts, gone, skipped_states = [], 0, []

@@ -136,3 +136,10 @@ def test_with_always_the_culprit_is_named_at_the_first_step_also_under_accumulat
     named = [e["step"] for e in result.segment(1).of("nonfinite") if e["where"] == "before_reduce"]
     assert named == [3]
     assert not [e for e in result.segment(0).of("nonfinite") if e["where"] == "before_reduce"]
+
+
+def test_switched_off_by_the_environment_one_line_says_so_and_training_runs(tmp_path):
+    result = run(tmp_path, world=1, extra={"GRPO_SENTINEL": "0"})
+    assert (result.ranks[0]["active"], result.ranks[0]["last_step"]) == (False, 6)
+    assert result.logs[0].count("grpo-sentinel: not attached") == 1
+    assert not list((tmp_path / "rings").rglob("*.ring"))

@@ -204,7 +204,9 @@ def test_no_place_for_a_ring_is_one_line_and_training_runs(tmp_path, trouble):
 
 
 def test_importing_the_package_loads_no_torch():
-    code = "import sys, grpo_sentinel, grpo_sentinel.agent, grpo_sentinel.agent.autoattach; print('torch' in sys.modules)"
+    code = (
+        "import sys, grpo_sentinel, grpo_sentinel.agent, grpo_sentinel.agent.autoattach; print('torch' in sys.modules)"
+    )
     env = {**os.environ, "PYTHONPATH": environment(Path("/"))["PYTHONPATH"]}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -63,6 +64,9 @@ config = GRPOConfig(
     beta=OPTIONS.get("beta", 0.0),
     logging_steps=1,
     save_strategy="no",
+    eval_strategy="steps" if OPTIONS.get("eval_steps") else "no",
+    eval_steps=OPTIONS.get("eval_steps", 500),
+    per_device_eval_batch_size=4,
     report_to=[],
     use_cpu=True,
     bf16=False,
@@ -83,6 +87,7 @@ trainer = GRPOTrainer(
     reward_funcs=[length_reward, vowel_reward],
     args=config,
     train_dataset=Dataset.from_list(prompts()),
+    eval_dataset=Dataset.from_list(prompts(4)) if OPTIONS.get("eval_steps") else None,
     processing_class=tokenizer,
     callbacks=callbacks,
 )
@@ -103,14 +108,16 @@ if fault == "local_nan":
         return gradient
 
     victim.register_hook(spoil)
-elif fault in ("reduced_nan", "raise"):
+elif fault in ("reduced_nan", "raise", "sleep"):
     training_step = trainer.training_step
 
     def faulty_step(*args, **kwargs):
         if fault == "raise" and due():
             raise RuntimeError("injected into the training step")
+        if fault == "sleep" and due():
+            time.sleep(0.5)
         loss = training_step(*args, **kwargs)
-        if due() and trainer.state.global_step + 1 == OPTIONS.get("fault_step", 3):
+        if fault == "reduced_nan" and due() and trainer.state.global_step + 1 == OPTIONS.get("fault_step", 3):
             next(iter(trainer.model.parameters())).grad.view(-1)[0] = math.nan
         return loss
 
@@ -141,6 +148,9 @@ if OPTIONS.get("attach") == "explicit":
 ended = "finished"
 try:
     trainer.train()
+    if OPTIONS.get("twice"):
+        trainer.args.max_steps *= 2
+        trainer.train(resume_from_checkpoint=OPTIONS.get("twice") == "resume")
 except BaseException as error:  # noqa: BLE001 - the test wants to know
     ended = f"{type(error).__name__}: {error}"
 weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())

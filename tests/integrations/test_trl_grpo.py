@@ -55,6 +55,8 @@ def test_every_layer_is_recorded_from_a_real_trainer_and_nothing_it_computes_cha
     assert seen >= {"data", "reward", "policy", "gradient", "optimizer", "memory", "time", "sentinel"}
     assert [row["grad_norm"] for row in watched["log"][:4]] == [steps[s]["gradient.norm_preclip"] for s in steps]
     assert [(r.step, r.generation) for r in segment.records if r.kind is Kind.GENERATION] == [(1, 1), (3, 2)]
+    order = [record.kind for record in segment.records if record.step == 3]
+    assert order == [Kind.GENERATION, Kind.DATA, Kind.STEP], "data goes out before the forward, with the step still open"
     assert steps[2]["policy.on_policy"] == 0
     assert steps[1]["policy.on_policy"] == 1
     assert segment.closed == "finished"
@@ -66,11 +68,6 @@ def test_every_layer_is_recorded_from_a_real_trainer_and_nothing_it_computes_cha
         0.04,
         320,
     )
-
-
-def test_the_data_record_goes_out_before_the_step_record(grpo):
-    kinds = [(record.step, record.kind) for record in grpo(attach="explicit", steps=2).segment(0).records]
-    assert kinds == [(s, kind) for s in (1, 2) for kind in (Kind.GENERATION, Kind.DATA, Kind.STEP)]
 
 
 def test_without_a_line_of_code_the_rank_with_the_bad_gradient_names_itself_and_weights_stay_clean(grpo):
@@ -128,11 +125,31 @@ def test_with_accumulation_one_vote_and_one_record_serve_all_micro_batches(grpo)
     assert segment.of("probe_error") == []
 
 
-def test_switched_off_by_the_environment_one_line_says_so_and_training_runs(grpo):
-    result = grpo(attach="explicit", extra={"GRPO_SENTINEL": "0"})
+def test_the_late_rank_is_told_from_the_waiting_one(grpo):
+    result = grpo(world=2, attach="explicit", steps=4, fault="sleep", fault_step=3, iterations=2)
+    late, waiting = result.segment(1).steps(), result.segment(0).steps()
+    for step in (3, 4):  # step 3 generates first, step 4 trains at once
+        assert waiting[step]["time.step_seconds"] > 0.5, "both take as long"
+        assert late[step]["time.before_collective_seconds"] > 0.5
+        assert waiting[step]["time.before_collective_seconds"] < 0.4
+
+
+def test_evaluation_is_kept_apart_and_does_not_vote(grpo):
+    result = grpo(world=2, attach="explicit", steps=4, eval_steps=2)
+    segment = result.segment(0)
+    kinds = {(record.mode.name, record.kind.name) for record in segment.records}
+    assert kinds == {("TRAIN", "DATA"), ("TRAIN", "STEP"), ("TRAIN", "GENERATION"), ("EVALUATION", "GENERATION")}
+    assert segment.steps()[4]["sentinel.core_active"] == 1
+    third = segment.steps()[3]
+    assert third["time.phase_seconds[evaluation]"] > third["time.step_seconds"] * 0.1
+    assert third["time.step_seconds"] < sum(v for k, v in third.items() if k.startswith("time.phase_seconds"))
+
+
+def test_training_twice_in_one_process_attaches_twice_and_wraps_once(grpo):
+    result = grpo(script=ZERO_CODE, extra={"GRPO_SENTINEL": "1"}, steps=2, twice="fresh")
     assert result.ranks[0]["ended"] == "finished"
-    assert result.logs[0].count("grpo-sentinel: not attached") == 1
-    assert not (result.folder / "rings").exists()
+    assert "_calculate_rewards" not in result.ranks[0]["wrapped"]
+    assert list(result.segment(0).steps()) == [1, 2, 3, 4]
 
 
 def test_the_pth_line_is_inert_without_the_switch_and_may_run_twice(tmp_path):

@@ -1,0 +1,144 @@
+"""The agent on a loop of one process: scaler skips, bounds, phases, its own time."""
+
+import types
+
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+from grpo_sentinel.agent import Settings, attach  # noqa: E402
+from grpo_sentinel.protocol import RankReader, run_dir, write_control  # noqa: E402
+from grpo_sentinel.records import Action, ControlWord, Phase  # noqa: E402
+
+
+class Loop:
+    """A watched linear model in this process."""
+
+    def __init__(self, tmp_path, monkeypatch, **settings):
+        monkeypatch.setenv("GRPO_SENTINEL_DIR", str(tmp_path))
+        monkeypatch.setenv("GRPO_SENTINEL_RUN_ID", "run")
+        self.directory = run_dir(tmp_path, "run")
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(4, 1)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.1)
+        self.agent = attach(model=self.net, optimizer=self.optimizer, settings=Settings(strict=True, **settings))
+
+    def step(self, scale=1.0):
+        (self.net(torch.ones(2, 4)).sum() * scale).backward()
+        self.agent.observe_gradients()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self.agent.end_step()
+
+    def segment(self):
+        from ranks import Segment
+
+        self.agent.close()
+        reader = RankReader(self.directory / "rank-00000.ring")
+        try:
+            return Segment(reader)
+        finally:
+            reader.close()
+
+
+@pytest.fixture
+def loop(tmp_path, monkeypatch):
+    made = []
+
+    def make(**settings):
+        made.append(Loop(tmp_path, monkeypatch, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.agent.close()
+
+
+def test_a_loss_scalers_own_overflows_are_counted_apart_and_raise_no_alarm(loop):
+    watched = loop()
+    watched.agent.observe_optimizer(scaler=types.SimpleNamespace(is_enabled=lambda: True))
+    assert watched.step(float("nan")).skipped
+    watched.step()
+    segment = watched.segment()
+    assert segment.of("skip") == []
+    assert segment.of("nonfinite") == []
+    assert [segment.steps()[s]["optimizer.scaler_skips"] for s in (1, 2)] == [1, 1]
+    assert segment.steps()[2]["optimizer.skipped_updates"] == 0
+
+
+def test_a_bound_sent_ahead_by_the_sidecar_stops_the_update_it_is_meant_for(loop):
+    watched = loop()
+    write_control(watched.directory, ControlWord(request_id=0, skip_above_norm=10.0))
+    assert not watched.step().skipped
+    before = watched.net.weight.detach().clone()
+    assert watched.step(1e4).skipped
+    assert torch.equal(before, watched.net.weight)
+    assert not watched.step().skipped
+    assert [skip["step"] for skip in watched.segment().of("skip")] == [2]
+
+
+def test_gate_halt_asks_for_checkpoint_and_halt_by_itself(loop):
+    verdict = loop(gate="halt").step(float("inf"))
+    assert (verdict.halt, verdict.checkpoint, verdict.skipped) == (True, True, True)
+    assert verdict.reason == "the gradient is not finite"
+
+
+def test_gate_off_lets_everything_pass(loop):
+    watched = loop(gate="off")
+    assert not watched.step(float("nan")).skipped
+    assert not bool(torch.isfinite(watched.net.weight).all())
+
+
+def test_a_second_attachment_closes_the_first_and_takes_its_place(loop):
+    first, second = loop(), loop()
+    assert first.agent.closed
+    second.step()
+    assert second.agent.guard.errors == 0
+
+
+def test_phases_of_the_loop_reach_heartbeat_and_record(loop):
+    watched = loop()
+    with watched.agent.phase("generate"):
+        reader = RankReader(watched.directory / "rank-00000.ring")
+        assert reader.heartbeat().phase is Phase.GENERATE
+        reader.close()
+    watched.step()
+    steps = watched.segment().steps()
+    assert "time.phase_seconds[generate]" in steps[1]
+    assert steps[1]["sentinel.agent_seconds"] > 0
+    assert steps[1]["time.step_seconds"] > steps[1]["sentinel.agent_seconds"] > steps[1]["sentinel.vote_seconds"]
+
+
+def test_rewards_and_policy_may_be_given_as_plain_lists_and_tensors(loop):
+    watched = loop()
+    watched.agent.observe_rewards({"accuracy": [1.0, None, 0.0, 1.0]}, group_size=2)
+    watched.agent.observe_policy(logp_BT=torch.full((4, 3), -1.0), mask_BT=torch.ones(4, 3), loss=torch.tensor(0.5))
+    watched.step()
+    segment = watched.segment()
+    merged = {name: value for record in segment.records for name, value in record.values.items()}
+    assert merged["reward.func_nonfinite[accuracy]"] == 1
+    assert merged["policy.loss"] == 0.5
+
+
+def test_no_user_tensor_outlives_its_step(loop):
+    import gc
+    import weakref
+
+    watched = loop(local_gradients="always")
+    logp = torch.full((4, 3), -1.0, requires_grad=True) * 1.0
+    ids = torch.randint(0, 9, (4, 3))
+    dead = [weakref.ref(logp), weakref.ref(ids)]
+    watched.agent.observe_data(input_ids=ids, attention_mask=torch.ones_like(ids))
+    watched.agent.observe_policy(logp_BT=logp, mask_BT=torch.ones(4, 3), loss=logp.sum())
+    watched.step()
+    del logp, ids
+    gc.collect()
+    assert [ref() for ref in dead] == [None, None]
+
+
+def test_a_halt_request_mild_actions_are_left_to_the_sidecar(loop):
+    watched = loop()
+    write_control(watched.directory, ControlWord(request_id=9, action=Action.STACKS))
+    assert not watched.step().halt
+    assert watched.segment().ack is None
