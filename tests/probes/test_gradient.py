@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_sentinel.agent.probes import gradient
+
 from .helpers import SyncCounter, Untouched, harvest
 
 pytestmark = pytest.mark.torch
