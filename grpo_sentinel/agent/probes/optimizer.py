@@ -146,7 +146,7 @@ class OptimizerProbe:
             if all(view is None for view in views):
                 continue  # before the first update, or an optimizer without this moment
             taken = sample.gather(views, weights.plan.cuts)
-            pieces[f"moment{order}"] = _row_squares(taken, weights.plan.width)
+            pieces[f"moment{order}"] = _row_squares(_wide(taken), weights.plan.width)
             first = taken if order == 1 else first
         return first
 
@@ -165,10 +165,9 @@ def _changes(
 ) -> dict[str, torch.Tensor]:
     """Per row of the sample: squared change, elements changed; and bf16 weights that an update should have moved."""
     width = weights.plan.width
-    wide = wide_dtype(after.device)
     changed = before != after
     out = {
-        "update": _row_squares(after.to(wide) - before.to(wide), width),
+        "update": _row_squares(_wide(after) - _wide(before), width),
         "changed": changed.view(-1, width).sum(1),
     }
     narrow = _bf16_rows(weights)
@@ -194,8 +193,8 @@ def _fitting(views: Sequence[torch.Tensor | None], flats: Sequence[torch.Tensor]
 
 def _bf16_rows(weights: _Weights) -> torch.Tensor | None:
     """Mark the rows of bf16 weights, R x 1; None when there are none."""
-    narrow = torch.tensor([view.dtype == torch.bfloat16 for view in weights.flats])
-    return narrow[weights.plan.owner].unsqueeze(1) if bool(narrow.any()) else None
+    narrow = [view.dtype == torch.bfloat16 for view in weights.flats]
+    return torch.tensor(narrow)[weights.plan.owner].unsqueeze(1) if any(narrow) else None
 
 
 def _nonfinite_moments(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -210,10 +209,14 @@ def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, names: Seq
     return None if tensor is None else flat(tensor)
 
 
-def _row_squares(sampled: torch.Tensor, width: int) -> torch.Tensor:
-    real = torch.view_as_real(sampled).flatten() if sampled.dtype.is_complex else sampled
-    width = width * 2 if sampled.dtype.is_complex else width
-    return real.to(wide_dtype(real.device)).square().view(-1, width).sum(1)
+def _wide(sampled: torch.Tensor) -> torch.Tensor:
+    """Widen before subtracting (n x 1, or n x 2 of complex numbers): two close bf16 weights have few digits between."""
+    parts = torch.view_as_real(sampled) if sampled.dtype.is_complex else sampled.unsqueeze(1)
+    return parts.to(wide_dtype(parts.device))
+
+
+def _row_squares(parts: torch.Tensor, width: int) -> torch.Tensor:
+    return parts.square().sum(1).view(-1, width).sum(1)
 
 
 def _version(weights: _Weights) -> int:

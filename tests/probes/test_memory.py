@@ -1,0 +1,83 @@
+"""Memory is read from files as the kernel writes them; what cannot be read is absent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_sentinel.agent.probes.memory import MemoryProbe, find_cgroup, parse_cuda, parse_meminfo, read_cgroup
+
+pytestmark = pytest.mark.torch
+
+
+def test_this_process_is_read_as_it_is(tmp_path):
+    values = MemoryProbe(tmp_path).observe()
+    status = Path("/proc/self/status").read_text()
+    resident = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+    assert values["memory.rss_bytes"] == pytest.approx(resident, rel=0.2)
+    assert values["memory.threads"] >= 1
+    assert values["memory.open_files"] >= 3
+    assert 0 <= values["memory.shm_used_ratio"] <= 1
+    assert values["memory.host_available_bytes"] > 0
+
+
+def test_open_files_and_children_are_counted(tmp_path):
+    probe = MemoryProbe(tmp_path)
+    before = probe.observe()
+    child = subprocess.Popen([sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    try:
+        child.stdout.readline()
+        during = probe.observe()
+        assert during["memory.open_files"] == before["memory.open_files"] + 2
+        assert during["memory.children_rss_bytes"] > before["memory.children_rss_bytes"] + 1e6
+    finally:
+        child.communicate(timeout=10)
+    with open(tmp_path / "one", "w"):
+        assert probe.observe()["memory.open_files"] == before["memory.open_files"] + 1
+
+
+def fake(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_cgroup_v2_takes_reclaimable_cache_off_and_the_tightest_limit(tmp_path):
+    root = fake(tmp_path, {
+        "proc/self/cgroup": "0::/job/task\n",
+        "sys/fs/cgroup/job/task/memory.current": "1000\n",
+        "sys/fs/cgroup/job/task/memory.max": "max\n",
+        "sys/fs/cgroup/job/task/memory.stat": "anon 600\ninactive_file 300\n",
+        "sys/fs/cgroup/job/memory.max": "4096\n",
+    })  # fmt: skip
+    assert read_cgroup(find_cgroup(root)) == {"memory.cgroup_used_bytes": 700, "memory.cgroup_limit_bytes": 4096}
+    values = MemoryProbe(root=root).observe()
+    assert values["memory.cgroup_used_bytes"] == 700
+    assert "memory.rss_bytes" not in values
+    assert "memory.host_available_bytes" not in values
+
+
+def test_cgroup_v1_and_a_namespace_that_hides_its_own_path(tmp_path):
+    root = fake(tmp_path, {
+        "proc/self/cgroup": "5:cpu:/x\n7:memory:/docker/abc\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "500",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
+        "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 800\n",
+    })  # fmt: skip
+    assert read_cgroup(find_cgroup(root)) == {"memory.cgroup_used_bytes": 0}
+
+
+def test_nothing_to_read_is_no_error(tmp_path):
+    assert set(MemoryProbe(tmp_path / "gone", root=tmp_path).observe()) <= {"memory.open_files_limit"}
+    assert find_cgroup(tmp_path) is None
+
+
+def test_meminfo_and_allocator_statistics_are_taken_apart():
+    assert parse_meminfo("MemAvailable:  5 kB\nHugePages_Total: 3\nbroken\n") == {"MemAvailable": 5120, "HugePages_Total": 3}
+    stats = {"allocated_bytes.all.current": 1, "num_ooms": 2, "other": 3}
+    assert parse_cuda(stats) == {"memory.cuda_allocated_bytes": 1, "memory.cuda_ooms": 2}
