@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import weakref
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 def model(sizes=(8, 8), dtype=torch.float32, seed=0):
     torch.manual_seed(seed)
-    return torch.nn.Sequential(*[torch.nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]).to(dtype)
+    return torch.nn.Sequential(*[torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]).to(dtype)
 
 
 def train_step(net, optimizer, watch, seed=1, **kwargs):
