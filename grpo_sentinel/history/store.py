@@ -43,6 +43,7 @@ class HistoryStore:
         self._lock = threading.Lock()
         self._pending: deque[Rows] = deque()
         self._pending_rows = 0
+        self._idle: dict[str, Rows] = {}  # newest states of runs whose newest turn had nothing to store
         self._db: database.Connection | None = None
         self._counts = {
             "rows_total": 0, "commits_total": 0, "errors_total": 0, "dropped_rows_total": 0, "dropped_batches_total": 0,
@@ -92,6 +93,7 @@ class HistoryStore:
             self._counts["dropped_rows_total"] += self._pending_rows
             self._counts["dropped_batches_total"] += len(self._pending)
             self._pending.clear()
+            self._idle.clear()
             self._pending_rows = 0
             self._release()
 
@@ -118,12 +120,14 @@ class HistoryStore:
         return self._next_flush_ns if self._trouble else 0
 
     def _append(self, rows: Rows) -> None:
-        last = self._pending[-1] if self._pending else None
-        if last is not None and not len(last) and last.run_id == rows.run_id:
-            self._pending.pop()  # an idle turn brought only states, which the newer turn brings again
-            rows.ranks = {**last.ranks, **rows.ranks}
-            rows.context = rows.context or last.context
-        self._pending.append(rows)
+        idle = self._idle.pop(rows.run_id, None)
+        if idle is not None:
+            rows.ranks = {**idle.ranks, **rows.ranks}
+            rows.context = rows.context or idle.context
+        if len(rows):
+            self._pending.append(rows)
+        else:
+            self._idle[rows.run_id] = rows  # an idle turn brings only states, and the next turn brings them again
 
     def _bound_pending(self) -> None:
         while len(self._pending) > MAX_PENDING_BATCHES or (
@@ -135,7 +139,7 @@ class HistoryStore:
             self._counts["dropped_batches_total"] += 1
 
     def _flush_if_due(self) -> None:
-        if self._clock.monotonic_ns() >= self._next_flush_ns and self._pending:
+        if self._clock.monotonic_ns() >= self._next_flush_ns and (self._pending or self._idle):
             self._commit()
 
     def _commit(self) -> bool:
@@ -145,7 +149,7 @@ class HistoryStore:
                 self._release()
             if self._db is None:
                 self._open()
-            if self._pending:
+            if self._pending or self._idle:
                 self._write_pending()
             self._prune(now)
         except (database.DatabaseError, HistoryError) as error:
@@ -161,11 +165,12 @@ class HistoryStore:
     def _write_pending(self) -> None:
         assert self._db is not None
         self._db.execute("BEGIN IMMEDIATE")
-        written = self._writer.write(_merged(self._pending))
+        written = self._writer.write(_merged([*self._pending, *self._idle.values()]))
         self._db.execute("COMMIT")
         self._counts["rows_total"] += written
         self._counts["commits_total"] += 1
         self._pending.clear()
+        self._idle.clear()
         self._pending_rows = 0
 
     def _prune(self, now: int) -> None:
@@ -223,7 +228,7 @@ class HistoryStore:
             self._db = None
 
 
-def _merged(batches: deque[Rows]) -> list[Rows]:
+def _merged(batches: list[Rows]) -> list[Rows]:
     """Keep only the newest state of each rank: it is rewritten by every batch of the same commit."""
     newest: dict[tuple[str, int], Rows] = {}
     for rows in batches:
@@ -231,4 +236,4 @@ def _merged(batches: deque[Rows]) -> list[Rows]:
             newest[rows.run_id, rank] = rows
     for rows in batches:
         rows.ranks = {rank: state for rank, state in rows.ranks.items() if newest[rows.run_id, rank] is rows}
-    return list(batches)
+    return batches

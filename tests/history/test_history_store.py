@@ -182,9 +182,11 @@ def test_idle_turns_do_not_pile_up_in_memory(path):
     store.write(batch(record(1)))
     for _ in range(50):
         store.write(batch(cursors={0: Cursor(1, 1)}))
-    assert len(store._pending) == 1
+        store.write(batch(cursors={0: Cursor(7, 7)}, run_id="other"))
+    assert len(store._pending) + len(store._idle) == 2
     store.close()
     assert HistoryReader(path).cursors(RUN) == {0: Cursor(1, 1)}
+    assert HistoryReader(path).cursors("other") == {0: Cursor(7, 7)}
 
 
 def test_what_cannot_be_encoded_costs_only_itself(path):
