@@ -1,0 +1,74 @@
+"""Something that must hold exactly: a value inside [min, max], no baseline needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grpo_sentinel.rules.expression import Expression
+from grpo_sentinel.rules.view import FINE, NEAR, Get, Verdict, View, unable
+
+
+@dataclass
+class Bound:
+    """Bad when `signal` leaves [min - slack, max + slack], slack = absolute + relative * |limit|.
+
+    `strict: true` makes the limit itself bad: `min: 0, strict: true` is bad at 0 and below. `first` judges only the first so many views, `until_step`
+    only steps up to it. NaN is not judged here: `0/0` in a metric is normal, the non-finite rules decide.
+    """
+
+    signal: Expression
+    min: Expression | None = None
+    max: Expression | None = None
+    relative: float = 0.0
+    absolute: float = 0.0
+    hysteresis: float = 0.0  # share of the limit that a value must come back by before the finding resolves
+    strict: bool = False
+    first: int = 0
+    until_step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.min is None and self.max is None:
+            raise ValueError("bound needs min or max")
+        if self.relative < 0 or self.absolute < 0 or self.hysteresis < 0:
+            raise ValueError("relative, absolute and hysteresis must not be negative")
+        self._seen = 0
+        self._signal_text = self.signal.text
+
+    def update(self, view: View) -> Verdict:
+        if self.until_step and view.step > self.until_step:
+            return FINE
+        if self.first:
+            if self._seen >= self.first:
+                return FINE
+            if self.signal(view.get) is not None:
+                self._seen += 1
+        return self._judge(view.get)
+
+    def _judge(self, get: Get) -> Verdict:
+        value = self.signal(get)
+        if value is None:
+            return unable(self.signal.missing(get))
+        if value != value:
+            return unable(f"{self._signal_text} is not a number")
+        near = False
+        if self.max is not None:
+            limit = self.max(get)
+            if limit is None:
+                return unable(self.max.missing(get))
+            edge = limit + self.absolute + self.relative * abs(limit)
+            if value > edge or (self.strict and value >= edge):
+                return Verdict(bad=True, clear=False, value=value, limit=limit, signal=self._signal_text)
+            near = value > edge - self.hysteresis * abs(edge)
+        if self.min is not None:
+            limit = self.min(get)
+            if limit is None:
+                return unable(self.min.missing(get))
+            edge = limit - self.absolute - self.relative * abs(limit)
+            if value < edge or (self.strict and value <= edge):
+                return Verdict(bad=True, clear=False, value=value, limit=limit, signal=self._signal_text)
+            near = near or value < edge + self.hysteresis * abs(edge)
+        return NEAR if near and self.hysteresis else FINE
+
+    def blames(self, get: Get) -> bool:
+        """Does a rank alone break it?"""
+        return self._judge(get).bad

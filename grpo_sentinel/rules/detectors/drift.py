@@ -1,0 +1,118 @@
+"""Growth that will run into a limit: Theil-Sen slope over a bounded window, projected to the room that is left."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from grpo_sentinel.rules.expression import Expression
+from grpo_sentinel.rules.quantities import quantity
+from grpo_sentinel.rules.robust import theil_sen
+from grpo_sentinel.rules.view import FINE, NEAR, Verdict, View, unable
+
+
+@dataclass
+class Drift:
+    """Bad when the signal grows steadily and the smallest known `room` is used up within the horizon.
+
+    Steadily: at least `steady` of the steps in the window rise, the newest third grows at least `linear` x as fast as the
+    whole (warm-up growth flattens out, a leak does not), and the growth in the window is at least `min_growth` x the
+    value at its start. `room` lists expressions of what is left (limit - used); the smallest counts. Either horizon is
+    enough: `horizon_steps`, or `horizon_minutes` by the wall clock of the window. Names the ranks that grew at least half as
+    much as the one that grew most.
+    """
+
+    signal: Expression
+    room: tuple[Expression, ...]
+    window: int = 24
+    min_points: int = 12
+    skip: int = 5
+    steady: float = 0.8
+    linear: float = 0.7
+    min_growth: float = 0.02
+    horizon_steps: float = 300.0
+    horizon_minutes: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.room:
+            raise ValueError("drift needs at least one room expression")
+        if not 6 <= self.min_points <= self.window <= 64:
+            raise ValueError("expected 6 <= min_points <= window <= 64")
+        if not 0 < self.steady <= 1:
+            raise ValueError(f"steady is a share of steps, got {self.steady}")
+        self._points: deque[tuple[int, int, float]] = deque(maxlen=self.window)
+        self._rows: deque[dict[int, float]] = deque(maxlen=self.window)
+        self._skipped = 0
+        rooms = ", ".join(expression.text for expression in self.room)
+        self._no_room = unable(f"no limit known: no value of {rooms}")
+        self._learning = unable(f"needs {self.min_points} points of {self.signal.text}")
+
+    def update(self, view: View) -> Verdict:
+        value = self.signal(view.get)
+        if value is None:
+            return unable(self.signal.missing(view.get))
+        if not math.isfinite(value):
+            return unable(f"{self.signal.text} is not finite")
+        if self._skipped < self.skip:
+            self._skipped += 1
+            return self._learning
+        self._points.append((view.step, view.wall_ns, value))
+        self._rows.append(self._by_rank(view))
+        if len(self._points) < self.min_points:
+            return self._learning
+        rooms = [room for room in (expression(view.get) for expression in self.room) if room is not None]
+        if not rooms:
+            return self._no_room
+        return self._project(value, min(rooms))
+
+    def _project(self, value: float, room: float) -> Verdict:
+        first_step, first_ns, first = self._points[0]
+        last_step, last_ns, _ = self._points[-1]
+        grown, steps = value - first, last_step - first_step
+        if steps <= 0 or grown <= self.min_growth * abs(first):
+            return FINE
+        seconds_per_step = max(0, last_ns - first_ns) / 1e9 / steps
+        # cheap screen with end points, a factor 2 wide; Theil-Sen only for what passes it
+        rough = room * steps / grown
+        minutes = rough * seconds_per_step / 60
+        if rough > 2 * self.horizon_steps and (minutes > 2 * self.horizon_minutes or seconds_per_step == 0):
+            return FINE
+        if not self._steady():
+            return NEAR
+        slope = theil_sen([point[0] for point in self._points], [point[2] for point in self._points])
+        third = list(self._points)[-max(4, len(self._points) // 3) :]
+        newest = theil_sen([point[0] for point in third], [point[2] for point in third])
+        if slope <= 0 or newest < self.linear * slope:
+            return NEAR
+        left = max(0.0, room / slope)
+        minutes = left * seconds_per_step / 60
+        if left > self.horizon_steps and (minutes > self.horizon_minutes or seconds_per_step == 0):
+            return FINE
+        amount = quantity(slope, "bytes" if "_bytes" in self.signal.text else "")
+        text = f"{amount} a step, {left:.0f} steps or {minutes:.1f} minutes to the limit"
+        return Verdict(
+            bad=True,
+            clear=False,
+            ranks=self._growing(),
+            value=value,
+            limit=value + room,
+            signal=self.signal.text,
+            onset=first_step,
+            detail=text,
+        )
+
+    def _steady(self) -> bool:
+        values = [point[2] for point in self._points]
+        rises = sum(b > a for a, b in zip(values, values[1:], strict=False))
+        return rises >= self.steady * (len(values) - 1)
+
+    def _by_rank(self, view: View) -> dict[int, float]:
+        values = ((rank, self.signal(row.get)) for rank, row in view.ranks.items())
+        return {rank: value for rank, value in values if value is not None}
+
+    def _growing(self) -> tuple[int, ...]:
+        first, last = self._rows[0], self._rows[-1]
+        grown = {rank: last[rank] - first[rank] for rank in last if rank in first}
+        most = max(grown.values(), default=0.0)
+        return tuple(sorted(rank for rank, growth in grown.items() if growth >= 0.5 * most > 0))

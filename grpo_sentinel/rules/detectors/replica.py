@@ -1,0 +1,67 @@
+"""What replicas must share: equal values on every rank, and every rank in every step."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from dataclasses import dataclass
+
+from grpo_sentinel.rules.expression import Expression
+from grpo_sentinel.rules.view import FINE, Verdict, View, unable
+
+
+@dataclass
+class Replica:
+    """Bad when ranks hold unequal values: |a - b| > relative * max(|a|, |b|) + absolute, NaN equal only to NaN.
+
+    Names the minority; with two ranks nobody can say which is right, so both are named.
+    """
+
+    signal: Expression
+    relative: float = 0.0
+    absolute: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.relative < 0 or self.absolute < 0:
+            raise ValueError("relative and absolute must not be negative")
+        self._few = unable(f"needs {self.signal.text} of two ranks on this node")
+
+    def update(self, view: View) -> Verdict:
+        values: dict[int, float] = {}
+        for rank, row in view.ranks.items():
+            value = self.signal(row.get)
+            if value is not None:
+                values[rank] = value
+        if len(values) < 2:
+            return self._few
+        reference = _majority(list(values.values()))
+        odd = [rank for rank, value in values.items() if not self._equal(value, reference)]
+        if not odd:
+            return FINE
+        ranks = tuple(sorted(values)) if 2 * len(odd) >= len(values) else tuple(sorted(odd))
+        return Verdict(
+            bad=True, clear=False, value=values[odd[0]], limit=reference, ranks=ranks, signal=self.signal.text
+        )
+
+    def _equal(self, a: float, b: float) -> bool:
+        if a == b or (a != a and b != b):
+            return True
+        return abs(a - b) <= self.relative * max(abs(a), abs(b)) + self.absolute
+
+
+def _majority(values: list[float]) -> float:
+    """The commonest value, for ties the middle one; NaN counts as one value."""
+    tally = Tally("nan" if value != value else value for value in values)
+    commonest, times = tally.most_common(1)[0]
+    if times > 1:
+        return float(commonest)
+    return sorted(values, key=lambda value: (value != value, value))[(len(values) - 1) // 2]
+
+
+@dataclass
+class MissingRank:
+    """Bad when ranks known on this node sent nothing for the step in time."""
+
+    def update(self, view: View) -> Verdict:
+        if not view.missing:
+            return FINE
+        return Verdict(bad=True, clear=False, value=float(len(view.missing)), limit=0.0, ranks=view.missing)

@@ -1,0 +1,87 @@
+"""Detectors over another detector's verdicts: share of a window, count within steps, was it so just now."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from grpo_sentinel.rules.view import FINE, NEAR, Detector, Get, Verdict, View, unable
+
+
+@dataclass
+class Share:
+    """Bad when `of` was bad in at least `share` of the last `window` views (and `window` have been seen)."""
+
+    of: Detector
+    share: float = 0.9
+    window: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or self.window < 2:
+            raise ValueError("expected 0 < share <= 1 and window >= 2")
+        self._seen: deque[bool] = deque(maxlen=self.window)
+        self._bad = 0
+        self._learning = unable(f"needs {self.window} steps")
+
+    def update(self, view: View) -> Verdict:
+        verdict = self.of.update(view)
+        if verdict.unable:
+            return verdict
+        if len(self._seen) == self.window:
+            self._bad -= self._seen[0]
+        self._seen.append(verdict.bad)
+        self._bad += verdict.bad
+        if len(self._seen) < self.window:
+            return self._learning
+        if self._bad < self.share * self.window:
+            return FINE
+        text = f"in {self._bad} of the last {self.window} steps"
+        return Verdict(bad=True, clear=False, value=verdict.value, limit=verdict.limit, detail=text)
+
+
+@dataclass
+class Count:
+    """Bad from the `count`-th time that `of` is bad within `window_steps` steps."""
+
+    of: Detector
+    count: int = 3
+    window_steps: int = 20
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.window_steps < 1:
+            raise ValueError("expected count >= 1 and window_steps >= 1")
+        self._steps: deque[int] = deque(maxlen=self.count)
+
+    def update(self, view: View) -> Verdict:
+        verdict = self.of.update(view)
+        if verdict.bad:
+            self._steps.append(view.step)
+        full = len(self._steps) == self.count and view.step - self._steps[0] < self.window_steps
+        if not full:
+            return verdict if verdict.unable else FINE
+        text = f"{self.count} times within {self._steps[-1] - self._steps[0] + 1} steps"
+        return replace(verdict, bad=True, clear=False, unable="", onset=self._steps[0], detail=text)
+
+    def blames(self, get: Get) -> bool:
+        return bool(getattr(self.of, "blames", lambda _: False)(get))
+
+
+@dataclass
+class Recent:
+    """Bad when `of` was bad in this view or in one of the `steps` before it: brings causes and effects together."""
+
+    of: Detector
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        self._last: Verdict | None = None
+        self._step = 0
+
+    def update(self, view: View) -> Verdict:
+        verdict = self.of.update(view)
+        if verdict.bad:
+            self._last, self._step = replace(verdict, onset=verdict.onset or view.step), view.step
+            return self._last
+        if self._last is not None and view.step - self._step <= self.steps:
+            return self._last
+        return verdict if verdict.unable else (FINE if verdict.clear else NEAR)

@@ -1,0 +1,324 @@
+"""The rules engine: frames, events, samples and ticks with their time in, findings out. No clock, no I/O.
+
+    frame(step) ─▶ views (merged, per rank) ─▶ trackers, bounds first ─┐
+    event, sample, tick ─▶ views of their own ─▶ trackers ─────────────┼─▶ findings ─▶ root cause ─▶ out
+
+A finding goes out when it fires, when it is refined (same `finding_id`, still firing: its rank, parameter or root became
+known) and when it resolves. Whoever stores findings keeps the newest version of each id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from grpo_sentinel.catalog import split_name
+from grpo_sentinel.records import EventRecord, Finding, FindingState, Frame, Mode, Sample
+from grpo_sentinel.rules import profiles
+from grpo_sentinel.rules.attribution import Attribution
+from grpo_sentinel.rules.message import write
+from grpo_sentinel.rules.root_cause import RootCause
+from grpo_sentinel.rules.rule import Rule, RuleSet
+from grpo_sentinel.rules.tracker import Change, Tracker
+from grpo_sentinel.rules.view import RankState, View, merged_get
+
+_STALE_LOOKS = 50  # a tracker that could not judge for so many looks abstains
+
+
+@dataclass
+class _Board:
+    """Trackers of one mode (training or evaluation), and the plan of who looks at what."""
+
+    known: set[str] = field(default_factory=set)  # signal names seen so far
+    ranks: frozenset[int] = frozenset()
+    bounds: list[Tracker] = field(default_factory=list)
+    others: list[Tracker] = field(default_factory=list)
+
+
+class Engine:
+    """Runs a rule set over one run. Constant cost and memory per record."""
+
+    def __init__(self, rules: RuleSet, *, run_id: str) -> None:
+        self._given = rules
+        self._run_id = run_id
+        self._trackers: dict[tuple[str, str, int | None, str], Tracker] = {}
+        self._boards: dict[Mode, _Board] = {}
+        self._roots = RootCause()
+        self._attribution = Attribution()
+        self._context: dict[str, Any] = {}
+        self._step = 0
+        self._looks: dict[str, int] = {}  # views offered so far, by scope
+        self._errors: dict[str, str] = {}
+        self.profile_names: tuple[str, ...] = ()
+        self._off: dict[str, str] = {}
+        self._set_rules(rules)
+
+    # ---- inputs
+
+    def configure(self, context: Mapping[str, Any]) -> None:
+        """Take the trainer's configuration and pick the profiles; only rules that it changes start anew."""
+        if dict(context) == self._context:
+            return
+        self._context = dict(context)
+        chosen = profiles.choose(self._given, self._context)
+        changed, off = profiles.apply(self._given, chosen)
+        self.profile_names = tuple(profile.name for profile in chosen)
+        self._off = off
+        self._set_rules(changed)
+
+    def frame(self, frame: Frame) -> list[Finding]:
+        """Judge one step of all ranks."""
+        if not frame.ranks:
+            return []
+        if frame.mode is Mode.TRAIN:
+            self._step = max(self._step, frame.step)
+        self._attribution.frame(frame)
+        board = self._board(frame)
+        get = merged_get(frame.ranks)
+        rows = frame.ranks
+        merged = View(frame.step, frame.wall_ns, get, rows, None, frame.missing)
+        views = {rank: View(frame.step, frame.wall_ns, row.get, rows, rank, frame.missing) for rank, row in rows.items()}
+        out: list[Finding] = []
+        tainted = False
+        for tracker in board.bounds:
+            view = merged if tracker.rank is None else views.get(tracker.rank)
+            if view is not None:
+                self._look(tracker, view, out)
+                tainted = tainted or tracker.bad
+        if tainted:
+            merged.tainted = True
+            for view in views.values():
+                view.tainted = True
+        for tracker in board.others:
+            view = merged if tracker.rank is None else views.get(tracker.rank)
+            if view is not None:
+                self._look(tracker, view, out)
+        return out
+
+    def event(self, event: EventRecord) -> list[Finding]:
+        """Judge one event; a `config` event configures, a `nonfinite` event refines findings that already fire."""
+        if event.kind == "config" and event.rank == 0:
+            self.configure(event.body)
+        self._attribution.event(event)
+        out: list[Finding] = []
+        step = max(event.step, 1) if event.step else self._step
+        view = View(
+            step, event.wall_ns, _nothing, rank=event.rank, event=event.body, event_kind=event.kind
+        )
+        for rule in self._by_scope["event"]:
+            self._look(self._tracker(rule, "event", None, ""), view, out)
+        if event.kind == "nonfinite":
+            self._refine(event.wall_ns, out)
+        return out
+
+    def sample(self, sample: Sample) -> list[Finding]:
+        """Judge one reading of a GPU or host, apart for every entity."""
+        out: list[Finding] = []
+        view = View(self._step, sample.wall_ns, sample.values.get)
+        labels: dict[str, set[str]] = {}
+        for rule in self._by_scope["sample"]:
+            if any("[*]" in name for name in rule.signals):
+                labels = labels or _labels(sample.values)
+                for label in _labels_for(rule, labels):
+                    self._look(self._tracker(rule, sample.entity, None, label), view, out)
+            elif any(name in sample.values for name in rule.signals):
+                self._look(self._tracker(rule, sample.entity, None, ""), view, out, subject=sample.entity)
+        return out
+
+    def tick(self, wall_ns: int, ranks: Mapping[int, RankState]) -> list[Finding]:
+        """Judge silence, death and lateness at one moment."""
+        out: list[Finding] = []
+        for rank in ranks:
+            view = View(self._step, wall_ns, _nothing, rank=rank, states=ranks)
+            for rule in self._by_scope["tick"]:
+                self._look(self._tracker(rule, "tick", rank, ""), view, out)
+        return out
+
+    # ---- outputs
+
+    def active(self) -> tuple[Finding, ...]:
+        """Everything that fires now: each root followed by its chain, graver roots first."""
+        return self._roots.firing()
+
+    def abstaining(self) -> dict[str, str]:
+        """Say for every rule that cannot judge why: no signal, no baseline yet, switched off, does not apply."""
+        out: dict[str, str] = {}
+        by_rule: dict[str, list[Tracker]] = {}
+        for tracker in self._trackers.values():
+            by_rule.setdefault(tracker.rule.name, []).append(tracker)
+        for rule in self._rules:
+            if rule.name in self._off:
+                out[rule.name] = self._off[rule.name]
+            elif not rule.enabled:
+                out[rule.name] = "switched off in the configuration"
+            elif rule.name in self._errors:
+                out[rule.name] = self._errors[rule.name]
+            elif rule.name not in by_rule:
+                if rule.scope in ("merged", "rank", "sample"):
+                    out[rule.name] = f"no value of {', '.join(rule.signals)} so far"
+            else:
+                reason = _silent(by_rule[rule.name])
+                if reason:
+                    out[rule.name] = reason
+        return out
+
+    @property
+    def rules(self) -> RuleSet:
+        """The rules as they run now, profiles applied."""
+        return self._rules
+
+    # ---- inside
+
+    def _set_rules(self, rules: RuleSet) -> None:
+        self._rules = rules
+        live = {rule.name: rule for rule in rules if rule.enabled and rule.name not in self._off}
+        for key, tracker in list(self._trackers.items()):
+            if live.get(key[0]) != tracker.rule:
+                del self._trackers[key]
+        self._boards.clear()
+        scopes = ("merged", "rank", "sample", "event", "tick")
+        self._by_scope = {scope: [rule for rule in live.values() if rule.scope == scope] for scope in scopes}
+
+    def _tracker(self, rule: Rule, place: str, rank: int | None, label: str) -> Tracker:
+        key = (rule.name, place, rank, label)
+        tracker = self._trackers.get(key)
+        if tracker is None:
+            tracker = self._trackers[key] = Tracker(rule, label, rank)
+        return tracker
+
+    def _board(self, frame: Frame) -> _Board:
+        """Find the plan of this mode; made anew only when a signal or rank is seen for the first time."""
+        board = self._boards.get(frame.mode)
+        if board is None:
+            board = self._boards[frame.mode] = _Board()
+        grown = not frame.ranks.keys() <= board.ranks
+        for row in frame.ranks.values():
+            if not row.keys() <= board.known:
+                board.known |= row.keys()
+                grown = True
+        if grown:
+            board.ranks = board.ranks | frame.ranks.keys()
+            self._plan(board, frame.mode)
+        return board
+
+    def _plan(self, board: _Board, mode: Mode) -> None:
+        wanted = ("any", "train" if mode is Mode.TRAIN else "evaluation")
+        labels = _labels(board.known)
+        board.bounds, board.others = [], []
+        for rule in (*self._by_scope["merged"], *self._by_scope["rank"]):
+            if rule.mode not in wanted:
+                continue
+            target = board.bounds if rule.bound else board.others
+            for label in _labels_for(rule, labels):
+                names = [name.replace("[*]", f"[{label}]") for name in rule.signals]
+                if names and not any(name in board.known for name in names):
+                    continue
+                for rank in sorted(board.ranks) if rule.scope == "rank" else [None]:
+                    target.append(self._tracker(rule, mode.name, rank, label))
+
+    def _look(self, tracker: Tracker, view: View, out: list[Finding], subject: str = "") -> None:
+        try:
+            change = tracker.look(view)
+        except (ArithmeticError, ValueError) as error:
+            # one rule with strange numbers must not stop the others
+            self._errors[tracker.rule.name] = f"failed at step {view.step}: {error}"
+            return
+        if change is Change.FIRED:
+            self._fire(tracker, view, out, subject)
+        elif change is Change.RESOLVED and tracker.finding is not None:
+            finding = replace(
+                self._roots.get(tracker.finding.finding_id),
+                state=FindingState.RESOLVED, step=view.step, wall_ns=view.wall_ns,
+            )  # fmt: skip
+            tracker.finding = None
+            out.append(self._roots.update(finding))
+
+    def _fire(self, tracker: Tracker, view: View, out: list[Finding], entity: str) -> None:
+        rule, verdict, onset = tracker.rule, tracker.verdict, tracker.onset
+        ranks = verdict.ranks or ((tracker.rank,) if tracker.rank is not None else self._blamed(tracker, view))
+        subject = verdict.subject or tracker.label or entity
+        if rule.attribution:
+            culprit = self._attribution.culprit(onset)
+            ranks = culprit.ranks or (ranks if 0 < len(ranks) < len(view.ranks) or len(view.ranks) == 1 else ())
+            subject = ", ".join(culprit.names) or subject
+        who = tracker.label or entity or ",".join(map(str, ranks)) or "all"
+        finding = Finding(
+            finding_id=f"{rule.name}:{who}:{onset}",
+            rule=rule.name,
+            layer=rule.layer,
+            severity=rule.severity,
+            state=FindingState.FIRING,
+            action=rule.action,
+            run_id=self._run_id,
+            step=view.step,
+            onset_step=onset,
+            ranks=ranks,
+            subject=subject,
+            signal=verdict.signal,
+            value=verdict.value,
+            limit=verdict.limit,
+            message=write(rule, verdict, step=view.step, onset=onset, ranks=ranks, subject=subject),
+            why=rule.why,
+            remedies=rule.remedies,
+            reference=rule.reference,
+            wall_ns=view.wall_ns,
+        )
+        placed, moved = self._roots.add(finding)
+        tracker.finding = placed
+        out.append(placed)
+        out.extend(moved)
+
+    def _blamed(self, tracker: Tracker, view: View) -> tuple[int, ...]:
+        """Ranks whose own values break the rule; nobody when all do and the signal is the same on all."""
+        ranks = tuple(rank for rank, row in view.ranks.items() if tracker.blames(row.get))
+        if len(ranks) == len(view.ranks) and len(ranks) > 1 and tracker.rule.attribution:
+            return ()
+        return tuple(sorted(ranks))
+
+    def _refine(self, wall_ns: int, out: list[Finding]) -> None:
+        """Give findings that already fire the rank and parameter that an event has just named."""
+        for tracker in self._trackers.values():
+            if tracker.finding is None or not tracker.rule.attribution:
+                continue
+            known = self._roots.get(tracker.finding.finding_id)
+            culprit = self._attribution.culprit(known.onset_step)
+            ranks = culprit.ranks or known.ranks
+            subject = ", ".join(culprit.names) or known.subject
+            if (ranks, subject) == (known.ranks, known.subject):
+                continue
+            text = write(
+                tracker.rule, tracker.verdict, step=known.step, onset=known.onset_step, ranks=ranks, subject=subject
+            )
+            out.append(self._roots.update(replace(known, ranks=ranks, subject=subject, message=text, wall_ns=wall_ns)))
+
+
+def _nothing(name: str) -> float | None:
+    return None
+
+
+def _labels(names: Iterable[str]) -> dict[str, set[str]]:
+    """Labels of every dimension that occurs: `{"reward.func_mean": {"accuracy", "format"}}`."""
+    out: dict[str, set[str]] = {}
+    for name in names:
+        base, label = split_name(name)
+        if label:
+            out.setdefault(base, set()).add(label)
+    return out
+
+
+def _labels_for(rule: Rule, labels: Mapping[str, set[str]]) -> list[str]:
+    """Labels that a rule runs for: "" for a rule without `[*]`."""
+    bases = [name[: -len("[*]")] for name in rule.signals if name.endswith("[*]")]
+    if not bases:
+        return [""]
+    return sorted(set().union(*(labels.get(base, set()) for base in bases)))
+
+
+def _silent(trackers: Iterable[Tracker]) -> str:
+    reason = ""
+    for tracker in trackers:
+        if not tracker.last_unable or (tracker.judged and tracker.looks - tracker.judged < _STALE_LOOKS):
+            return ""
+        reason = reason or tracker.last_unable
+    return reason

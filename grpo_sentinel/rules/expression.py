@@ -1,0 +1,111 @@
+"""Small arithmetic over signals, as rules write it: `data.token_id_max - data.vocab_size`, `0.9 * memory.x`.
+
+Names, numbers and `+ - * /` between blanks, evaluated from left to right. Nothing is ever executed as code.
+A name may end in `[*]`: the rule then runs once per label (reward function, phase, parameter group).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from grpo_sentinel.rules.view import Get
+
+_NAME = re.compile(r"^[a-z][a-z0-9_]*\.[A-Za-z0-9_.]+(\[[^\]\s]*\])?$")
+_OPERATORS = ("+", "-", "*", "/")
+
+
+class Expression:
+    """A parsed quantity. Calling it gives a float, or None when a signal is missing or a division is by zero."""
+
+    __slots__ = ("_name", "_terms", "names", "text")
+
+    def __init__(self, source: str | float, label: str = "") -> None:
+        self.text = str(source).replace("[*]", f"[{label}]") if label else str(source)
+        parts = self.text.split()
+        if not parts or len(parts) % 2 == 0:
+            raise ValueError(f"expected a signal, a number or 'a - b' with blanks around the operator, got {source!r}")
+        self._terms: list[tuple[str, str | float]] = [("+", _operand(parts[0], source))]
+        for operator, operand in zip(parts[1::2], parts[2::2], strict=True):
+            if operator not in _OPERATORS:
+                raise ValueError(f"expected one of + - * / in {source!r}, got {operator!r}")
+            self._terms.append((operator, _operand(operand, source)))
+        self.names: tuple[str, ...] = tuple(term for _, term in self._terms if isinstance(term, str))
+        first = self._terms[0][1]
+        self._name = first if len(self._terms) == 1 and isinstance(first, str) else ""
+
+    def __call__(self, get: Get) -> float | None:
+        if self._name:
+            return get(self._name)
+        total = 0.0
+        for operator, term in self._terms:
+            operand = get(term) if isinstance(term, str) else term
+            if operand is None:
+                return None
+            if operator == "+":
+                total += operand
+            elif operator == "-":
+                total -= operand
+            elif operator == "*":
+                total *= operand
+            elif operand == 0:
+                return None
+            else:
+                total /= operand
+        return total
+
+    def missing(self, get: Get) -> str:
+        """Say in words why the value is None."""
+        gone = [name for name in self.names if get(name) is None]
+        return f"no value of {', '.join(gone)}" if gone else f"{self.text} divides by zero"
+
+    def __repr__(self) -> str:
+        return f"Expression({self.text!r})"
+
+
+def _operand(text: str, source: str | float) -> str | float:
+    if _NAME.match(text):
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} in {source!r} is neither a number nor a signal like layer.name") from None
+    if math.isnan(number):
+        raise ValueError(f"{source!r} compares with NaN, which is never true")
+    return number
+
+
+class Condition:
+    """`a >= b`, for gates of a rule; `signal? < 1` counts as met when the signal is missing."""
+
+    __slots__ = ("_left", "_lenient", "_operator", "_right", "names", "text")
+
+    def __init__(self, source: str, label: str = "") -> None:
+        self.text = source
+        match = re.match(r"^(.*?)\s+(>=|<=|>|<|==|!=)\s+(.*)$", source)
+        if match is None:
+            raise ValueError(f"expected 'signal >= number' or the like, got {source!r}")
+        left, self._operator, right = match.groups()
+        self._lenient = left.endswith("?")
+        self._left = Expression(left.rstrip("?"), label)
+        self._right = Expression(right, label)
+        self.names = self._left.names + self._right.names
+
+    def __call__(self, get: Get) -> bool | None:
+        """True, False, or None when it cannot be known."""
+        left, right = self._left(get), self._right(get)
+        if left is None or right is None:
+            return True if self._lenient else None
+        if self._operator == ">=":
+            return left >= right
+        if self._operator == "<=":
+            return left <= right
+        if self._operator == ">":
+            return left > right
+        if self._operator == "<":
+            return left < right
+        return (left == right) == (self._operator == "==")
+
+    def missing(self, get: Get) -> str:
+        side = self._left if self._left(get) is None else self._right
+        return side.missing(get)

@@ -1,0 +1,101 @@
+"""Chains: of the findings that belong together, the lowest layer that was wrong first is the root.
+
+Order is (onset step, layer): within one step data comes before reward before policy before gradient before optimizer;
+between steps time decides, since a bad update of step s shows in the data of step s + 1. A finding joins a chain only
+where its layer can follow from the other's, and only within `gap_steps` of it. A note is never the root of more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from grpo_sentinel.catalog import LAYERS
+from grpo_sentinel.records import Finding, FindingState, Severity
+
+_TRAINING = ("data", "reward", "policy", "gradient", "optimizer")
+FOLLOWS: dict[str, tuple[str, ...]] = {
+    **{layer: (*_TRAINING, "memory", "time") for layer in _TRAINING},
+    "memory": ("memory", "device", "time", "sentinel"),
+    "device": LAYERS,
+    "time": ("time", "sentinel"),
+    "sentinel": ("sentinel", "time"),
+}
+"""layer -> layers whose trouble can follow from it."""
+
+
+def order(finding: Finding) -> tuple[bool, int, int, int, str]:
+    """Sort key of a chain: notes last, then onset, layer, graver first."""
+    layer = LAYERS.index(finding.layer)
+    note = finding.severity is Severity.NOTE
+    return note, finding.onset_step, layer, -int(finding.severity), finding.finding_id
+
+
+class RootCause:
+    """The firing findings and who follows from whom."""
+
+    def __init__(self, gap_steps: int = 20, linger_steps: int = 20) -> None:
+        self._gap = gap_steps
+        self._linger = linger_steps
+        self._open: dict[str, Finding] = {}
+
+    def add(self, finding: Finding) -> tuple[Finding, list[Finding]]:
+        """Place a new finding; gives it with its root, and the older findings whose root changed by it."""
+        self._forget(finding.step)
+        roots = [known for known in self._open.values() if self._explains(known, finding)]
+        if roots:
+            first = min(roots, key=order)
+            finding = replace(finding, root_id=first.root_id or first.finding_id)
+        self._open[finding.finding_id] = finding
+        return finding, self._adopt(finding)
+
+    def update(self, finding: Finding) -> Finding:
+        """Take a refined or resolved version; it keeps its root."""
+        known = self._open.get(finding.finding_id)
+        finding = replace(finding, root_id=known.root_id) if known is not None else finding
+        self._open[finding.finding_id] = finding
+        return finding
+
+    def get(self, finding_id: str) -> Finding:
+        return self._open[finding_id]
+
+    def firing(self) -> tuple[Finding, ...]:
+        """All firing findings: each root followed by its chain, graver roots first."""
+        firing = [finding for finding in self._open.values() if finding.state is FindingState.FIRING]
+        known = {finding.finding_id for finding in firing}
+        roots = [finding for finding in firing if finding.root_id not in known]
+        roots.sort(key=lambda root: (-self._gravity(root, firing), order(root)))
+        out: list[Finding] = []
+        for root in roots:
+            out.append(root)
+            out.extend(sorted((f for f in firing if f.root_id == root.finding_id), key=order))
+        return tuple(out)
+
+    def _gravity(self, root: Finding, firing: Iterable[Finding]) -> int:
+        return max([int(root.severity)] + [int(f.severity) for f in firing if f.root_id == root.finding_id])
+
+    def _explains(self, cause: Finding, effect: Finding) -> bool:
+        if cause.finding_id == effect.finding_id or effect.layer not in FOLLOWS[cause.layer]:
+            return False
+        if order(cause) >= order(effect) or (cause.severity is Severity.NOTE and effect.severity > Severity.NOTE):
+            return False
+        near = effect.onset_step - max(cause.onset_step, cause.step) <= self._gap
+        return near or (cause.state is FindingState.FIRING and effect.onset_step - cause.onset_step <= 3 * self._gap)
+
+    def _adopt(self, root: Finding) -> list[Finding]:
+        """Hang those that this finding explains under its root: they came in before their cause was known."""
+        head = root.root_id or root.finding_id
+        moved = {f.finding_id for f in self._open.values() if not f.root_id and f.finding_id != head}
+        moved = {name for name in moved if self._explains(root, self._open[name])}
+        changed = []
+        for name, finding in list(self._open.items()):
+            if name in moved or finding.root_id in moved:
+                self._open[name] = replace(finding, root_id=head)
+                if finding.state is FindingState.FIRING:
+                    changed.append(self._open[name])
+        return changed
+
+    def _forget(self, step: int) -> None:
+        for name, finding in list(self._open.items()):
+            if finding.state is FindingState.RESOLVED and finding.step < step - self._linger:
+                del self._open[name]
