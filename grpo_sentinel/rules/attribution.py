@@ -1,8 +1,8 @@
 """Whose gradient, which parameter: what is known about non-finite numbers, from events and per-rank signals.
 
 After an all-reduce every rank holds the same NaN, so only two things name the culprit: a `nonfinite` event of
-`where: before_reduce` (a hook saw the local gradient), or a local loss, log-prob, reward or gradient count that is bad on
-some ranks only. Parameter names come with any `nonfinite` event.
+`where: before_reduce` (a hook saw the local gradient), or a local loss, log-prob, reward or gradient count that is bad
+on some ranks only. Parameter names come with any `nonfinite` event.
 """
 
 from __future__ import annotations

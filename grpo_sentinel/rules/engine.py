@@ -3,8 +3,8 @@
     frame(step) ─▶ views (merged, per rank) ─▶ trackers, bounds first ─┐
     event, sample, tick ─▶ views of their own ─▶ trackers ─────────────┼─▶ findings ─▶ root cause ─▶ out
 
-A finding goes out when it fires, when it is refined (same `finding_id`, still firing: its rank, parameter or root became
-known) and when it resolves. Whoever stores findings keeps the newest version of each id.
+A finding goes out when it fires, when it is refined (same `finding_id`, still firing: its rank, parameter or root
+became known) and when it resolves. Whoever stores findings keeps the newest version of each id.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Engine:
         get = merged_get(frame.ranks)
         rows = frame.ranks
         merged = View(frame.step, frame.wall_ns, get, rows, None, frame.missing)
-        views = {rank: View(frame.step, frame.wall_ns, row.get, rows, rank, frame.missing) for rank, row in rows.items()}
+        views = {
+            rank: View(frame.step, frame.wall_ns, row.get, rows, rank, frame.missing) for rank, row in rows.items()
+        }
         out: list[Finding] = []
         tainted = False
         for tracker in board.bounds:
@@ -103,9 +105,7 @@ class Engine:
         self._attribution.event(event)
         out: list[Finding] = []
         step = max(event.step, 1) if event.step else self._step
-        view = View(
-            step, event.wall_ns, _nothing, rank=event.rank, event=event.body, event_kind=event.kind
-        )
+        view = View(step, event.wall_ns, _nothing, rank=event.rank, event=event.body, event_kind=event.kind)
         for rule in self._by_scope["event"]:
             self._look(self._tracker(rule, "event", None, ""), view, out)
         if event.kind == "nonfinite":

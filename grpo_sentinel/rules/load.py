@@ -38,7 +38,7 @@ def load_rules(config: RulesConfig | None = None, extra: Iterable[str | Path] = 
     config = config or RulesConfig()
     rules: dict[str, Rule] = {}
     for layer in LAYERS:
-        entry = resources.files("grpo_sentinel.rules").joinpath("catalogue", f"{layer}.yaml")
+        entry = resources.files("grpo_sentinel.rules").joinpath("catalogue").joinpath(f"{layer}.yaml")
         if entry.is_file():
             _read(entry.read_text(encoding="utf-8"), f"{layer}.yaml", rules, None, builtin=True)
     problems: list[str] = []
@@ -146,8 +146,8 @@ def _read(text: str, source: str, rules: dict[str, Rule], problems: list[str] | 
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark is not None else ""
-        _report(f"{source}{line}: not valid YAML ({getattr(error, 'problem', error)}); correct the line", kept, not lenient)
+        place = f"{source} line {mark.line + 1}" if mark is not None else source
+        _report(f"{place}: not valid YAML ({getattr(error, 'problem', error)}); correct the line", kept, not lenient)
         return
     if not isinstance(data, Mapping) or not isinstance(data.get("rules"), list):
         _report(f"{source}: expected a mapping with a list `rules`, see docs/rules.md", kept, not lenient)

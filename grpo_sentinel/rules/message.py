@@ -9,6 +9,7 @@ from grpo_sentinel.rules.quantities import quantity
 from grpo_sentinel.rules.rule import Rule
 from grpo_sentinel.rules.view import Verdict
 
+
 def rank_words(ranks: Sequence[int]) -> str:
     """`rank 1`, `ranks 0 and 3`, or `rank not known`."""
     if not ranks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any, get_type_hints
 
 from grpo_sentinel.rules.detectors import detector_class
@@ -51,7 +51,7 @@ def build(spec: Any, label: str = "", path: tuple[int | str, ...] = ("detect",))
     return made
 
 
-@lru_cache(maxsize=None)
+@cache
 def parameters_of(cls: type) -> dict[str, Any]:
     """Name and type of every parameter of a detector class."""
     hints = get_type_hints(cls)

@@ -68,7 +68,9 @@ def choose(rules: RuleSet, context: Mapping[str, Any]) -> tuple[Profile, ...]:
         elif Path(name).is_file():
             chosen.append(parse_profile(Path(name).read_text(encoding="utf-8"), name))
         elif name and name != "none":
-            raise ConfigError(f"rules.profile: no profile {name!r}; known are auto, none, {', '.join(by_name)}, or a file")
+            raise ConfigError(
+                f"rules.profile: no profile {name!r}; known are auto, none, {', '.join(by_name)}, or a file"
+            )
     return tuple(chosen)
 
 

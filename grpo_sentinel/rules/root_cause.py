@@ -15,7 +15,7 @@ from grpo_sentinel.records import Finding, FindingState, Severity
 
 _TRAINING = ("data", "reward", "policy", "gradient", "optimizer")
 FOLLOWS: dict[str, tuple[str, ...]] = {
-    **{layer: (*_TRAINING, "memory", "time") for layer in _TRAINING},
+    **dict.fromkeys(_TRAINING, (*_TRAINING, "memory", "time")),
     "memory": ("memory", "device", "time", "sentinel"),
     "device": LAYERS,
     "time": ("time", "sentinel"),
@@ -25,10 +25,10 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 
 
 def order(finding: Finding) -> tuple[bool, int, int, int, str]:
-    """Sort key of a chain: notes last, then onset, layer, graver first."""
+    """Sort key of a chain: notes last, then onset, layer, and who was announced first."""
     layer = LAYERS.index(finding.layer)
     note = finding.severity is Severity.NOTE
-    return note, finding.onset_step, layer, -int(finding.severity), finding.finding_id
+    return note, finding.onset_step, layer, finding.step, finding.finding_id
 
 
 class RootCause:

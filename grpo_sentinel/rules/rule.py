@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_sentinel.records import Action, Severity
+from grpo_sentinel.rules.detectors import detector_class
 from grpo_sentinel.rules.expression import Condition, Expression
 from grpo_sentinel.rules.parameters import build, parameters_of
-from grpo_sentinel.rules.detectors import detector_class
 from grpo_sentinel.rules.view import Detector
 
 SCOPES = ("merged", "rank", "sample", "event", "tick")
@@ -90,7 +90,7 @@ class RuleSet:
     rules: tuple[Rule, ...]
     problems: tuple[str, ...] = ()  # user rules that were left out, one sentence each
     profile: str = "auto"
-    pinned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # rule -> parameters set by hand: profiles keep off
+    pinned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # rule -> parameters a user set
 
     def __iter__(self) -> Iterator[Rule]:
         return iter(self.rules)

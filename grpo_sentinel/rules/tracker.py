@@ -29,8 +29,8 @@ class Tracker:
     """State of one (rule, rank or entity, label): constant size, whatever the length of the run."""
 
     __slots__ = (
-        "_bits", "_clear", "_conditions", "_detector", "_full", "_quiet_until", "_unless", "episode", "finding", "judged",
-        "label", "last_unable", "looks", "rank", "rule", "verdict",
+        "_bits", "_clear", "_conditions", "_detector", "_full", "_quiet_until", "_unless", "episode", "finding",
+        "judged", "label", "last_unable", "looks", "rank", "rule", "verdict",
     )  # fmt: skip
 
     def __init__(self, rule: Rule, label: str = "", rank: int | None = None) -> None:

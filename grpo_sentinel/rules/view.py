@@ -1,9 +1,9 @@
 """What a detector looks at: one step (or sample, or tick) with its signals, merged over ranks or of one rank.
 
-    Frame --+--> View of one rank            (scope: rank)
-            +--> View merged by the catalogue (scope: merged)
-    Sample ----> View of one GPU or host      (scope: sample)
-    tick ------> View of one rank's heartbeat (scope: tick)
+Frame --+--> View of one rank            (scope: rank)
+        +--> View merged by the catalogue (scope: merged)
+Sample ----> View of one GPU or host      (scope: sample)
+tick ------> View of one rank's heartbeat (scope: tick)
 """
 
 from __future__ import annotations

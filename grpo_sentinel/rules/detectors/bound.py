@@ -12,8 +12,9 @@ from grpo_sentinel.rules.view import FINE, NEAR, Get, Verdict, View, unable
 class Bound:
     """Bad when `signal` leaves [min - slack, max + slack], slack = absolute + relative * |limit|.
 
-    `strict: true` makes the limit itself bad: `min: 0, strict: true` is bad at 0 and below. `first` judges only the first so many views, `until_step`
-    only steps up to it. NaN is not judged here: `0/0` in a metric is normal, the non-finite rules decide.
+    `strict: true` makes the limit itself bad: `min: 0, strict: true` is bad at 0 and below. `first` judges only the
+    first so many views, `until_step` only steps up to it. NaN is not judged here: 0/0 in a metric is normal, the
+    non-finite rules decide.
     """
 
     signal: Expression

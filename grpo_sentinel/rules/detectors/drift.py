@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 from grpo_sentinel.rules.expression import Expression
 from grpo_sentinel.rules.quantities import quantity
@@ -16,11 +17,11 @@ from grpo_sentinel.rules.view import FINE, NEAR, Verdict, View, unable
 class Drift:
     """Bad when the signal grows steadily and the smallest known `room` is used up within the horizon.
 
-    Steadily: at least `steady` of the steps in the window rise, the newest third grows at least `linear` x as fast as the
-    whole (warm-up growth flattens out, a leak does not), and the growth in the window is at least `min_growth` x the
-    value at its start. `room` lists expressions of what is left (limit - used); the smallest counts. Either horizon is
-    enough: `horizon_steps`, or `horizon_minutes` by the wall clock of the window. Names the ranks that grew at least half as
-    much as the one that grew most.
+    Steadily: at least `steady` of the steps in the window rise, the newest third grows at least `linear` x as fast as
+    the whole (warm-up growth flattens out, a leak does not), and the growth in the window is at least `min_growth` x
+    the value at its start. `room` lists expressions of what is left (limit - used); the smallest counts. Either
+    horizon is enough: `horizon_steps`, or `horizon_minutes` by the wall clock of the window. Names the ranks that grew
+    at least half as much as the one that grew most.
     """
 
     signal: Expression
@@ -104,7 +105,7 @@ class Drift:
 
     def _steady(self) -> bool:
         values = [point[2] for point in self._points]
-        rises = sum(b > a for a, b in zip(values, values[1:], strict=False))
+        rises = sum(b > a for a, b in pairwise(values))
         return rises >= self.steady * (len(values) - 1)
 
     def _by_rank(self, view: View) -> dict[int, float]:

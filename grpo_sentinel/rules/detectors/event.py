@@ -34,7 +34,11 @@ class Event:
                 return FINE
         ranks = () if view.rank is None else (view.rank,)
         return Verdict(
-            bad=True, clear=False, ranks=ranks, subject=self._text(view, self.subject), detail=self._text(view, self.detail)
+            bad=True,
+            clear=False,
+            ranks=ranks,
+            subject=self._text(view, self.subject),
+            detail=self._text(view, self.detail),
         )
 
     def _text(self, view: View, key: str) -> str:

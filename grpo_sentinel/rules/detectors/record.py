@@ -11,7 +11,7 @@ from grpo_sentinel.rules.view import FINE, Verdict, View, unable
 
 @dataclass
 class Record:
-    """Bad when value < record maximum - margin (`worst: false`), or above the record minimum + margin (`worst: true`)."""
+    """Bad when value < record maximum - margin; with `worst: true` when value > record minimum + margin."""
 
     signal: Expression
     margin: float = 1e-6

@@ -15,8 +15,8 @@ from grpo_sentinel.rules.view import FINE, NEAR, Verdict, View, unable
 class Shift:
     """Bad when every one of the newest `short` points lies beyond the `long` points before them, by ratio and sigmas.
 
-    down: value < median / ratio, up: value > ratio * median (`ratio: 0`: off), and |value - median| > sigmas * 1.4826 MAD
-    and > floor. Slow drift moves the long window along and stays silent; a cliff does not.
+    down: value < median / ratio, up: value > ratio * median (`ratio: 0`: off), and |value - median| > sigmas * 1.4826
+    MAD and > floor. Slow drift moves the long window along and stays silent; a cliff does not.
     """
 
     signal: Expression

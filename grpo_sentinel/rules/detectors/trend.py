@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from grpo_sentinel.rules.expression import Expression
 from grpo_sentinel.rules.robust import median
@@ -44,7 +45,7 @@ class Trend:
 
     def _judge(self) -> Verdict:
         first, last = self._medians[0], self._medians[-1]
-        rising = all(a[1] < b[1] for a, b in zip(self._medians, self._medians[1:], strict=False))
+        rising = all(a[1] < b[1] for a, b in pairwise(self._medians))
         if not rising or first[1] <= 0 or last[1] < self.ratio * first[1]:
             return FINE
         text = f"from {first[1]:.3g} to {last[1]:.3g} in {last[0] - first[0]} steps"
