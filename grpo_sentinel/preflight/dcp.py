@@ -75,7 +75,8 @@ def _check_file(look: Look, path: Path, items: list[_Item]) -> None:
     try:
         size = path.stat().st_size
     except OSError:
-        look.broken("missing", path, f"{look.name(path)} is missing: it holds {items[0].tensor} and {len(items) - 1} more")
+        what = items[0].tensor + (f" and {len(items) - 1:,} more" if len(items) > 1 else "")
+        look.broken("missing", path, f"{look.name(path)} is missing: it holds {what}")
         return
     end = max(item.offset + item.length for item in items)
     if size < end:

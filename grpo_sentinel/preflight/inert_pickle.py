@@ -35,10 +35,11 @@ class Node:
         return self.state.get(key) if isinstance(self.state, Node) else None
 
 
-_PUSH = frozenset(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE"
-    " SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8".split()
-)
+_PUSH = {
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
+    "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
+    "BINBYTES8", "BYTEARRAY8",
+}  # fmt: skip
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _MARK = object()
 
@@ -165,12 +166,20 @@ def _put(machine: _Machine, argument: Any) -> None:
     machine.memo[int(argument)] = machine.stack[-1]
 
 
+def _pop(machine: _Machine, _: Any) -> None:
+    machine.stack.pop()
+
+
+def _pop_mark(machine: _Machine, _: Any) -> None:
+    machine.marked()
+
+
 _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "PROTO": lambda machine, _: None,
     "FRAME": lambda machine, _: None,
     "MARK": lambda machine, _: machine.stack.append(_MARK),
-    "POP": lambda machine, _: machine.stack.pop() and None,
-    "POP_MARK": lambda machine, _: machine.marked() and None,
+    "POP": _pop,
+    "POP_MARK": _pop_mark,
     "DUP": lambda machine, _: machine.stack.append(machine.stack[-1]),
     "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
     "EMPTY_SET": lambda machine, _: machine.stack.append([]),

@@ -1,8 +1,8 @@
 """One look at a checkpoint: what is read is noted file by file, what is wrong with its level, code and place.
 
-    BROKEN       a restart fails, or goes on from bad numbers
-    CANNOT_TELL  something could not be judged, and why: unknown is not healthy
-    LOSS         a restart works and does not continue exactly: no optimizer state, no random states
+BROKEN       a restart fails, or goes on from bad numbers
+CANNOT_TELL  something could not be judged, and why: unknown is not healthy
+LOSS         a restart works and does not continue exactly: no optimizer state, no random states
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ class Look:
 
     def note(self, level: Level, code: str, where: Path | str, message: str, subject: str = "") -> None:
         """Note a problem; `where` inside the checkpoint."""
-        self.problems.append(
-            Problem(level=level, code=code, where=self.name(where), message=message, subject=subject)
-        )
+        self.problems.append(Problem(level=level, code=code, where=self.name(where), message=message, subject=subject))
 
     def broken(self, code: str, where: Path | str, message: str) -> None:
         """Note what makes a restart fail or go on from bad numbers."""
@@ -119,9 +117,7 @@ class Look:
 
     def add(self, path: Path, size: int, report: FiniteReport) -> None:
         """Note what one file holds."""
-        self.files.append(
-            FileRead(path=self.name(path), bytes=size, tensors=report.tensors, elements=report.elements)
-        )
+        self.files.append(FileRead(path=self.name(path), bytes=size, tensors=report.tensors, elements=report.elements))
         for name, count in list(report.nonfinite.items())[:_MOST_NAMED]:
             self.note(
                 Level.BROKEN, "non-finite", path, f"{name} in {path.name} holds {count:,} NaN or infinite numbers", name

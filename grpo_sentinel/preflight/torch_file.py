@@ -117,9 +117,7 @@ def _zipped(archive: zipfile.ZipFile, quick: bool) -> TorchFile:
                 if bad:
                     nonfinite[name] = nonfinite.get(name, 0) + bad
     tensors = sum(len(storage.views) for storage in storages.values())
-    report = FiniteReport(
-        files=1, tensors=tensors, elements=elements, nonfinite=nonfinite, unchecked=tuple(unchecked)
-    )
+    report = FiniteReport(files=1, tensors=tensors, elements=elements, nonfinite=nonfinite, unchecked=tuple(unchecked))
     return TorchFile(report, tree)
 
 
@@ -161,9 +159,7 @@ def _storage(found: dict[str, _Storage], stored: Node, dtype: str) -> _Storage |
     return found.setdefault(key, _Storage(dtype or name, count))
 
 
-def _add_view(
-    found: dict[str, _Storage], unchecked: list[str], name: str, tensor: Node, stored: Node
-) -> None:
+def _add_view(found: dict[str, _Storage], unchecked: list[str], name: str, tensor: Node, stored: Node) -> None:
     dtype = next(
         (one.name[6:] for one in tensor.arguments[4:] if isinstance(one, Node) and one.name[6:] in {*_FLOATS, *_WHOLE}),
         "",
@@ -188,9 +184,7 @@ def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-def _count(
-    data: IO[bytes], storage: _Storage, known: tuple[str, int, int] | None
-) -> Iterator[tuple[str, int, int]]:
+def _count(data: IO[bytes], storage: _Storage, known: tuple[str, int, int] | None) -> Iterator[tuple[str, int, int]]:
     """Read a storage to its end (which checks its CRC); yields tensor, elements looked at, non-finite elements."""
     at = 0
     while chunk := data.read(_CHUNK_BYTES):
@@ -215,7 +209,7 @@ def _legacy(file: IO[bytes], name: str) -> TorchFile:
         ) from error
     try:
         content = torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 - torch raises many kinds on a damaged file
+    except Exception as error:  # torch raises many kinds on a damaged file
         text = str(error).strip().splitlines() or [type(error).__name__]
         if "weights_only" in str(error) or "Unsupported" in str(error):
             raise CannotTell(f"torch refuses to load it safely ({text[0]}); it is not unpickled") from error

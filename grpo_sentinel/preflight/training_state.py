@@ -45,7 +45,8 @@ def _check_log(look: Look, path: Path, state: dict[str, Any]) -> None:
     for name in ("loss", "grad_norm", "reward", "kl"):
         value = last.get(name)
         if isinstance(value, float) and not math.isfinite(value):
-            look.loss("non-finite", path, f"the trainer's last log line has {name} = {value} at step {last.get('step')}")
+            at = last.get("step")
+            look.loss("non-finite", path, f"the trainer's last log line has {name} = {value} at step {at}")
 
 
 def check_training_files(look: Look, names: set[str], *, optimizer_elsewhere: bool, ranks: int) -> None:

@@ -28,7 +28,8 @@ def check_weights(look: Look, directory: Path, names: set[str]) -> bool:
         lacking = sorted(expected.get(name, set()) - set(held)) if held else []
         if lacking:
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-            look.broken("incomplete", directory / name, f"{name} lacks {lacking[0]}{more}, which the index places there")
+            what = f"{name} lacks {lacking[0]}{more}, which the index places there"
+            look.broken("incomplete", directory / name, what)
     return bool(files or indices)
 
 

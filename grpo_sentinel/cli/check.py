@@ -1,0 +1,35 @@
+"""`grpo-sentinel check ...`: one file per check, loaded when it is called."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+_CHECKS: dict[str, tuple[str, str]] = {
+    "checkpoint": ("grpo_sentinel.cli.check_checkpoint:checkpoint", "Can a restart use this checkpoint?"),
+}
+
+
+class _Checks(click.Group):
+    """Checks from the table above; `--help` imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_CHECKS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _CHECKS:
+            return None
+        module, _, name = _CHECKS[cmd_name][0].partition(":")
+        command = getattr(import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Checks"):
+            formatter.write_dl([(name, text) for name, (_, text) in _CHECKS.items()])
+
+
+@click.group(cls=_Checks)
+def check() -> None:
+    """Check one thing before it is trusted."""

@@ -1,0 +1,210 @@
+"""`resume-point`: which checkpoint a restart should use: the last one that is whole, finite, and from before the harm.
+
+    runs with this output directory (history) -> critical findings -> step that a checkpoint must be older than
+    <output_dir>/checkpoint-*, pinned copies  -> newest first, each checked by `check_checkpoint`, until one is good
+
+Finite is not enough: one step at a learning rate of 10 leaves finite, dead weights. A checkpoint belongs to the run
+that was under way when it was written, so what a resumed run saved is not judged by the findings of the run before it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_sentinel.halting.checkpoints import PINNED_NAME, scan_directory
+from grpo_sentinel.history import HistoryReader, RunInfo
+from grpo_sentinel.preflight.checkpoint import CheckpointReport, Resumable, check_checkpoint
+from grpo_sentinel.records import Finding, FindingState, Severity
+
+SCHEMA = "grpo-sentinel/resume-point"
+SCHEMA_VERSION = 1
+_WEIGHT_LAYERS = {"data", "reward", "policy", "gradient", "optimizer"}
+_WEIGHT_SIGNALS = re.compile(r"ecc|remapped|replica|digest|non_?finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBound:
+    """One run in a directory, and the step before which its checkpoints are to be trusted (None: all of them)."""
+
+    run_id: str
+    started_wall_ns: int
+    before_step: int | None = None
+    because: Finding | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One checkpoint directory that is there."""
+
+    path: Path
+    step: int
+    run_id: str  # "" = no run in the history was under way when it was written
+    pinned: bool
+    bound: RunBound | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A newer checkpoint that must not be used."""
+
+    path: Path
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """The checkpoint to use and why; `path` is None when there is none."""
+
+    path: Path | None
+    step: int | None
+    pinned: bool
+    reasons: tuple[str, ...]
+    rejected: tuple[Rejected, ...]
+    bounds: tuple[RunBound, ...]
+    report: CheckpointReport | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Give the answer in its versioned schema."""
+        return {
+            "schema": SCHEMA, "version": SCHEMA_VERSION, "path": None if self.path is None else str(self.path),
+            "step": self.step, "pinned": self.pinned, "reasons": list(self.reasons), "rejected": list(self.rejected),
+            "runs": list(self.bounds), "check": None if self.report is None else self.report.to_json(),
+        }  # fmt: skip
+
+
+def runs_in(reader: HistoryReader, directory: Path) -> list[RunInfo]:
+    """List the runs that saved into `directory`, the one that began last first."""
+    wanted = directory.resolve()
+    found = [run for run in reader.runs() if (place := output_directory(run)) is not None and place.resolve() == wanted]
+    return sorted(found, key=lambda run: -run.started_wall_ns)
+
+
+def output_directory(run: RunInfo) -> Path | None:
+    """Where the trainer of a run saves, as its configuration says; None when it does not, or not absolutely."""
+    place = run.context.get("output_dir")
+    return Path(place) if isinstance(place, str) and Path(place).is_absolute() else None
+
+
+def bound_of(run: RunInfo, findings: Iterable[Finding], *, ignore_resolved: bool = False) -> RunBound:
+    """Date the harm: the onset of the newest critical finding, of its root, and of all that still fired at the end.
+
+    Findings that do not touch the numbers (a dead rank, memory, a hang) bound nothing.
+    """
+    known = {finding.finding_id: finding for finding in findings}
+    critical = [
+        one for one in known.values()
+        if one.severity is Severity.CRITICAL and touches_weights(one)
+        and not (ignore_resolved and one.state is FindingState.RESOLVED)
+    ]  # fmt: skip
+    if not critical:
+        return RunBound(run_id=run.run_id, started_wall_ns=run.started_wall_ns)
+    newest = max(critical, key=lambda one: (one.wall_ns, one.step))
+    counted = [newest, *(one for one in critical if one.state is FindingState.FIRING)]
+    counted += [root for one in counted if (root := known.get(one.root_id)) is not None and touches_weights(root)]
+    first = min(counted, key=lambda one: one.onset_step)
+    return RunBound(
+        run_id=run.run_id, started_wall_ns=run.started_wall_ns, before_step=first.onset_step, because=first
+    )  # fmt: skip
+
+
+def touches_weights(finding: Finding) -> bool:
+    """Tell whether what was found may have harmed weights or optimizer state."""
+    about = f"{finding.rule} {finding.signal}".lower()
+    return finding.layer in _WEIGHT_LAYERS or _WEIGHT_SIGNALS.search(about) is not None
+
+
+def candidates(directory: Path, bounds: Sequence[RunBound], state: Path) -> list[Candidate]:
+    """List checkpoints and pinned copies, newest step first, the trainer's own before a copy of the same step."""
+    found = [
+        Candidate(path=one.path, step=one.step, run_id=bound.run_id if bound else "", pinned=False, bound=bound)
+        for one in scan_directory(directory)
+        for bound in [_owner(one.path, bounds)]
+    ]
+    for bound in bounds:
+        for place in (directory.parent / PINNED_NAME / bound.run_id, state / "pinned" / bound.run_id):
+            found += [
+                Candidate(path=one.path, step=one.step, run_id=bound.run_id, pinned=True, bound=bound)
+                for one in scan_directory(place)
+            ]
+    return sorted(found, key=lambda one: (-one.step, one.pinned))
+
+
+def _owner(path: Path, bounds: Sequence[RunBound]) -> RunBound | None:
+    """The run that was under way when a checkpoint was written; `bounds` has the newest run first."""
+    written = 0
+    for file in (path / "trainer_state.json", path):
+        try:
+            written = os.stat(file).st_mtime_ns
+            break
+        except OSError:
+            continue
+    return next((bound for bound in bounds if bound.started_wall_ns <= written), bounds[-1] if bounds else None)
+
+
+def choose(found: Sequence[Candidate], bounds: Sequence[RunBound]) -> ResumePoint:
+    """Take the first good candidate. Reads the weights of those it looks at; never raises for a broken one."""
+    rejected: list[Rejected] = []
+    for one in found:
+        why, report = _judge(one)
+        if why:
+            rejected.append(Rejected(path=one.path, step=one.step, why=why))
+            continue
+        return ResumePoint(
+            path=one.path, step=one.step, pinned=one.pinned, reasons=_reasons(one, report), rejected=tuple(rejected),
+            bounds=tuple(bounds), report=report,
+        )  # fmt: skip
+    why = "there is no checkpoint" if not found else f"none of the {len(found)} checkpoints can be used"
+    return ResumePoint(
+        path=None, step=None, pinned=False, reasons=(why,), rejected=tuple(rejected), bounds=tuple(bounds)
+    )  # fmt: skip
+
+
+def _judge(one: Candidate) -> tuple[str, CheckpointReport | None]:
+    bound = one.bound
+    if bound is not None and bound.before_step is not None and one.step >= bound.before_step:
+        about = bound.because.message if bound.because is not None else "something critical was found"
+        return f"it is of step {one.step}, not from before step {bound.before_step}: {about}", None
+    try:
+        report = check_checkpoint(one.path)
+    except Exception as error:  # noqa: BLE001 - one that cannot even be looked at is no resume point
+        return f"it cannot be checked: {error}", None
+    if report.resumable is Resumable.YES:
+        return "", report
+    return f"{report.reasons[0]} (resumable: {report.resumable.value})", report
+
+
+def _reasons(one: Candidate, report: CheckpointReport | None) -> tuple[str, ...]:
+    kind = "a copy that the sentinel kept" if one.pinned else "saved by the trainer"
+    out = [f"checkpoint of step {one.step}, {kind}: whole, and every number in it is finite"]
+    bound = one.bound
+    if bound is None:
+        out.append("no run in the history saved here: findings could not be considered")
+    elif bound.before_step is None:
+        out.append(f"run {bound.run_id} has no critical finding that touches weights")
+    else:
+        about = bound.because.message if bound.because is not None else ""
+        out.append(f"from before step {bound.before_step} of run {bound.run_id}, where this began: {about}")
+    return (*out, *report.reasons) if report is not None and report.problems else tuple(out)
+
+
+def resume_point(
+    directory: Path, reader: HistoryReader | None, state: Path, *, ignore_resolved: bool = False
+) -> ResumePoint:
+    """Choose the checkpoint in `directory` (an output directory) that a restart should use.
+
+    `reader` None: no history, so only completeness and finiteness are judged. Raises `HistoryError` when it cannot be
+    read.
+    """
+    bounds = []
+    if reader is not None:
+        for run in runs_in(reader, directory):
+            bounds.append(bound_of(run, reader.findings(run.run_id), ignore_resolved=ignore_resolved))
+    return choose(candidates(directory, bounds, state), bounds)
+
+
+__all__ = ["ResumePoint", "bound_of", "output_directory", "resume_point", "runs_in", "touches_weights"]
