@@ -16,6 +16,8 @@ import yaml
 from grpo_sentinel.catalog import EVENTS, SIGNALS
 from grpo_sentinel.cli import cli
 from grpo_sentinel.config import Config, load_config
+from grpo_sentinel.rules import load_rules
+from grpo_sentinel.rules.profiles import builtin_profiles
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "examples/demo/README.md"]
@@ -75,6 +77,12 @@ def test_every_signal_and_event_is_documented():
         assert f"| `{shown}` |" in text, shown
     for event in EVENTS:
         assert f"| `{event}` |" in text, event
+
+
+def test_every_rule_and_profile_is_documented():
+    text = (ROOT / "docs" / "rules.md").read_text()
+    for name in [rule.name for rule in load_rules()] + [profile.name for profile in builtin_profiles()]:
+        assert f"| `{name}` |" in text, name
 
 
 def test_every_command_line_in_the_documents_is_one_that_the_program_knows():
