@@ -86,8 +86,8 @@ def rules_markdown() -> str:
     lines = ["# Rules", "", GENERATED, _wrapped(
         f"The {len(rules)} rules that ship, by layer. A *note* is only recorded, a *warning* or *critical* finding is "
         "an alert; what is asked of the trainer beyond that stands in the third column. *Exact* rules decide by a "
-        "bound that must hold, without a baseline. Switch a rule off with `rules.disabled`, change it with `rules.override`, "
-        "add your own with `rules.files` in the format of `grpo_sentinel/rules/catalogue/*.yaml`."
+        "bound that must hold, without a baseline. Switch a rule off with `rules.disabled`, change it with "
+        "`rules.override`, add your own with `rules.files` in the format of `grpo_sentinel/rules/catalogue/*.yaml`."
     ), ""]
     for layer in LAYERS:
         found = [rule for rule in rules if rule.layer == layer]
