@@ -98,6 +98,21 @@ class HaltingConfig(_Section):
     checkpoint_dir: str | None = Field(None, description="where the trainer saves; found from its config when unset")
 
 
+class IncidentsConfig(_Section):
+    """Bundles of evidence that the sidecar writes when something goes wrong."""
+
+    enabled: bool = Field(True, description="write a bundle for every incident, under the state directory")
+    severity: Literal["warning", "critical"] = Field("critical", description="a finding this grave begins an incident")
+    keep_steps: int = Field(200, ge=1, le=10_000, description="steps kept before the onset, after it, and up to the end")
+    samples: Literal["off", "hashed", "full"] = Field(
+        "hashed", description="texts and token ids of samples: left out, as SHA-256 and length, or in full"
+    )
+    max_bytes: int = Field(1_000_000_000, ge=1_000_000, description="size above which the oldest closed bundles go")
+    max_incidents: int = Field(20, ge=1, description="bundles of one run; what comes after joins the newest one")
+    archive: bool = Field(False, description="pack a bundle as tar.gz when it is closed")
+    log_files: tuple[str, ...] = Field((), description="logs of the trainer of which the tail is kept; may hold *")
+
+
 class HistoryConfig(_Section):
     """The SQLite store under the state directory that `status` and the page read."""
 
@@ -137,6 +152,9 @@ class HttpConfig(_Section):
     host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
     port: int = Field(9477, ge=0, le=65535, description="0 takes a free one; when taken, another is used and said")
     read_token: str | None = Field(None, description="token that reading needs; /metrics and /healthz stay open")
+    allowed_hosts: tuple[str, ...] = Field(
+        (), description="names it may be asked under besides localhost, `host` and IP addresses, as a service name"
+    )
 
 
 class LaunchConfig(_Section):
@@ -157,6 +175,7 @@ class Config(_Section):
     collectors: CollectorsConfig = CollectorsConfig()
     rules: RulesConfig = RulesConfig()
     halting: HaltingConfig = HaltingConfig()
+    incidents: IncidentsConfig = IncidentsConfig()
     sinks: SinksConfig = SinksConfig()
     http: HttpConfig = HttpConfig()
     launch: LaunchConfig = LaunchConfig()

@@ -45,6 +45,14 @@ def _run_info(row: tuple[Any, ...]) -> RunInfo:
     return RunInfo(**dict(zip(names, row, strict=False)), context=json.loads(row[6]))
 
 
+def _event(run_id: str, row: tuple[Any, ...]) -> EventRecord:
+    _, rank, sequence, step, wall_ns, kind, truncated, body = row
+    return EventRecord(
+        run_id=run_id, rank=rank, sequence=sequence, step=step, wall_ns=wall_ns, kind=kind,
+        body=json.loads(body), truncated=bool(truncated),
+    )  # fmt: skip
+
+
 class HistoryReader:
     """Read-only view of a history file; safe to use from several threads.
 
@@ -127,14 +135,20 @@ class HistoryReader:
                 f" WHERE {where} AND id>? ORDER BY id LIMIT {CHUNK}",
                 (*arguments, last),
             )
-            for _id, who, sequence, step, wall_ns, what, truncated, body in rows:
-                yield EventRecord(
-                    run_id=run_id, rank=who, sequence=sequence, step=step, wall_ns=wall_ns, kind=what,
-                    body=json.loads(body), truncated=bool(truncated),
-                )  # fmt: skip
+            yield from (_event(run_id, row) for row in rows)
             if len(rows) < CHUNK:
                 return
             last = rows[-1][0]
+
+    def newest_events(self, run_id: str, *, kind: str | None = None, limit: int = 500) -> list[EventRecord]:
+        """The newest events of a run, of one kind or of all, oldest of them first."""
+        one, arguments = ("", (limit,)) if kind is None else (" AND kind=?", (kind, limit))
+        rows = self.query(
+            "SELECT id, rank, sequence, step, wall_ns, kind, truncated, body FROM events"
+            f" WHERE run=?{one} ORDER BY id DESC LIMIT ?",
+            (self.run_key(run_id), *arguments),
+        )
+        return [_event(run_id, row) for row in reversed(rows)]
 
     # ---- numbers
 

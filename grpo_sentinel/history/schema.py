@@ -41,6 +41,7 @@ CREATE TABLE events (
     body TEXT NOT NULL);
 CREATE UNIQUE INDEX events_once ON events (run, rank, sequence, wall_ns);
 CREATE INDEX events_by_kind ON events (run, kind, id);
+CREATE INDEX events_by_run ON events (run, id);
 CREATE TABLE findings (
     id INTEGER PRIMARY KEY, run INTEGER NOT NULL, finding_id TEXT NOT NULL, state TEXT NOT NULL,
     wall_ns INTEGER NOT NULL, body TEXT NOT NULL);

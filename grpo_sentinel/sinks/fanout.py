@@ -20,6 +20,8 @@ from grpo_sentinel.views import SinkBatch
 
 log = logging.getLogger(__name__)
 
+GRACE_SECONDS = 0.25  # for a worker that notices the deadline itself
+
 
 class FanOut:
     """Start one worker per sink; `sinks` maps a name to a factory that is called in the worker's own thread."""
@@ -61,6 +63,6 @@ class FanOut:
         for worker in self._workers.values():
             worker.finish(deadline)
         for name, worker in self._workers.items():
-            if not worker.join(max(0.0, deadline - time.monotonic())):
+            if not worker.join(max(0.0, deadline - time.monotonic()) + GRACE_SECONDS):
                 log.warning("sink %s did not finish within %.1f s; left behind", name, timeout_seconds)
         return self.report()

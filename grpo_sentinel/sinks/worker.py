@@ -134,7 +134,7 @@ class Worker:
         ended = not self._thread.is_alive()
         if not ended:
             with self._wake:
-                self._dropped["timeout"] += len(self._queue) + (self._current_ns is not None)
+                self._dropped["closing" if self._busy_since_ns is None else "timeout"] += len(self._queue) + (self._current_ns is not None)
                 self._queue.clear()
                 self._current_ns = None
         return ended

@@ -81,6 +81,8 @@ def test_events_filter_by_kind_rank_and_step(path):
     reader = stored(path, batch(events=events))
     assert [e.sequence for e in reader.events(RUN)] == [1, 2, 3]
     assert [e.sequence for e in reader.events(RUN, kind="skip", rank=1)] == [3]
+    assert [e.sequence for e in reader.newest_events(RUN, limit=2)] == [2, 3]
+    assert [e.sequence for e in reader.newest_events(RUN, kind="skip")] == [1, 3]
     (bad,) = reader.events(RUN, since_step=9)
     assert bad.body == {"names": ["a"], "norm": "NaN"}
 

@@ -1,0 +1,249 @@
+"""The HTTP face of the sidecar.
+
+GET  /                    the page                         GET  /static/...        its files
+GET  /metrics             Prometheus text or OpenMetrics   GET  /healthz           200 or 503 with reasons
+GET  /api/v1/status       one run in full                  GET  /api/v1/stream     summaries as they change
+GET  /api/v1/findings     firing, or ?all=1 every change   GET  /api/v1/runs       runs of the history
+GET  /api/v1/series       one signal of one rank           GET  /api/v1/signals    names that it can be asked for
+GET  /api/v1/events       what is not a number             GET  /api/v1/history    requests, last state
+POST /api/v1/requests     {"action", "reason", "run_id"} with the act token
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mimetypes
+import threading
+from importlib import resources
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from grpo_sentinel.errors import HistoryError, SentinelError
+from grpo_sentinel.history import HistoryReader
+from grpo_sentinel.history.codec import plain
+from grpo_sentinel.records import Action, Mode
+from grpo_sentinel.web.bodies import pick, status_body
+from grpo_sentinel.web.guard import Guard
+from grpo_sentinel.web.state import WebState
+from grpo_sentinel.web.stream import Stream
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16_384
+MAX_REASON_CHARACTERS = 500
+MAX_POINTS = 5000
+MAX_EVENTS = 500
+
+
+class Refused(SentinelError):
+    """A request that cannot be answered: HTTP status and one sentence."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Strict(JSONResponse):
+    """JSON without NaN; see `web.bodies`."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def build_app(state: WebState) -> Starlette:
+    """Make the ASGI application; setting `app.state.stopping` ends the streams."""
+    api, stopping = Api(state), threading.Event()
+    files = _static_files()
+
+    def static(request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in files:
+            return Strict({"error": f"there is no file {name!r} here"}, 404)
+        body, content_type = files[name]
+        return Response(body, media_type=content_type)
+
+    routes = [
+        Route("/", static),
+        Route("/static/{name}", static),
+        Route("/metrics", api.metrics),
+        Route("/healthz", api.healthz),
+        Route("/api/v1/status", api.status),
+        Route("/api/v1/findings", api.findings),
+        Route("/api/v1/series", api.series),
+        Route("/api/v1/signals", api.signals),
+        Route("/api/v1/runs", api.runs),
+        Route("/api/v1/events", api.events),
+        Route("/api/v1/history", api.history),
+        Route("/api/v1/stream", Stream(state, stopping.is_set)),
+        Route("/api/v1/requests", api.request, methods=["POST"]),
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, state=state)],
+        exception_handlers={SentinelError: _refused, 404: _not_found, 405: _not_found, Exception: _broken},
+    )
+    app.state.stopping = stopping
+    return app
+
+
+class Api:
+    """The endpoints. Those that may wait for disk or loop are plain functions: the server runs them in threads."""
+
+    def __init__(self, state: WebState) -> None:
+        self._state = state
+
+    async def metrics(self, request: Request) -> Response:
+        if self._state.metrics is None:
+            raise Refused(404, "/metrics is switched off (sinks.prometheus.enabled)")
+        body, content_type = self._state.metrics(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def healthz(self, _: Request) -> Response:
+        problems = list(self._state.problems())
+        return Strict({"healthy": not problems, "problems": problems}, 503 if problems else 200)
+
+    def status(self, request: Request) -> Response:
+        run_id = request.query_params.get("run")
+        body = status_body(self._state.snapshots(), run_id)
+        if body is None:
+            raise Refused(404, f"run {run_id!r} is not watched here; /api/v1/runs lists those of the history")
+        return Strict(body)
+
+    def findings(self, request: Request) -> Response:
+        snapshot = pick(self._state.snapshots(), request.query_params.get("run"))
+        if request.query_params.get("all") not in (None, "", "0"):
+            with self._open() as reader:
+                return Strict({"findings": plain(reader.transitions(self._run_id(request)))})
+        if snapshot is None:
+            raise Refused(404, f"run {request.query_params.get('run')!r} is not watched here; ask with all=1")
+        return Strict({"findings": plain(snapshot.findings), "abstaining": plain(snapshot.abstaining)})
+
+    def series(self, request: Request) -> Response:
+        signal = request.query_params.get("signal", "")
+        if not signal:
+            raise Refused(400, "signal is missing; give one of /api/v1/signals")
+        mode = Mode.EVALUATION if request.query_params.get("mode") == "evaluation" else Mode.TRAIN
+        rank = _integer(request, "rank", 0, 0, 2**31)
+        window = {
+            "max_points": _integer(request, "max_points", 1000, 1, MAX_POINTS),
+            "since_step": _integer(request, "since", 0, 0, 2**62),
+            "until_step": _integer(request, "until", 2**62, 0, 2**62),
+        }
+        with self._open() as reader:
+            series = reader.series(self._run_id(request), rank, signal, mode=mode, **window)
+        return Strict(plain(series))
+
+    def signals(self, request: Request) -> Response:
+        with self._open() as reader:
+            return Strict({"signals": reader.signals(self._run_id(request))})
+
+    def runs(self, _: Request) -> Response:
+        with self._open() as reader:
+            return Strict({"runs": plain(reader.runs(limit=200))})
+
+    def events(self, request: Request) -> Response:
+        """Give the newest events; what may hold text of samples only where a read token guards it."""
+        kind = request.query_params.get("kind") or None
+        with self._open() as reader:
+            newest = reader.newest_events(self._run_id(request), kind=kind, limit=MAX_EVENTS)
+        if self._state.read_token is None:
+            newest = [event for event in newest if event.kind != "sample"]
+        return Strict({"events": plain(newest)})
+
+    def history(self, request: Request) -> Response:
+        run_id = self._run_id(request)
+        with self._open() as reader:
+            if reader.run(run_id) is None:
+                raise Refused(404, f"the history holds no run {run_id!r}; /api/v1/runs lists them")
+            return Strict({"requests": plain(reader.requests(run_id)), "latest": plain(reader.latest(run_id))})
+
+    async def request(self, request: Request) -> Response:
+        """Take a request to checkpoint or halt; the guard has checked the token."""
+        body = await _json_body(request)
+        action, reason, run_id = _request_of(body)
+        run_id = run_id or next(iter(self._state.snapshots()), "")
+        if not run_id:
+            raise Refused(409, "no run is watched here")
+        request_id = await run_in_threadpool(self._state.act, run_id, action, reason)
+        return Strict({"request_id": request_id, "run_id": run_id, "action": plain(action)}, 202)
+
+    def _open(self) -> HistoryReader:
+        if self._state.history is None:
+            raise Refused(503, "the history is switched off (sinks.history.enabled)")
+        return self._state.history()
+
+    def _run_id(self, request: Request) -> str:
+        return request.query_params.get("run") or next(iter(self._state.snapshots()), "")
+
+
+def _integer(request: Request, name: str, default: int, low: int, high: int) -> int:
+    text = request.query_params.get(name)
+    if text in (None, ""):
+        return default
+    try:
+        value = int(str(text))
+    except ValueError:
+        raise Refused(400, f"{name}: expected a whole number, got {text!r}") from None
+    if not low <= value <= high:
+        raise Refused(400, f"{name}: expected {low} to {high}, got {value}")
+    return value
+
+
+async def _json_body(request: Request) -> dict[str, Any]:
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            raise Refused(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Refused(400, 'the body is not JSON; send {"action": "checkpoint", "reason": "..."}') from None
+    if not isinstance(body, dict):
+        raise Refused(400, 'the body is no object; send {"action": "checkpoint", "reason": "..."}')
+    return body
+
+
+def _request_of(body: dict[str, Any]) -> tuple[Action, str, str]:
+    for name in ("action", "reason", "run_id"):
+        if not isinstance(body.get(name, ""), str):
+            raise Refused(400, f"{name}: expected text, got {body[name]!r}")
+    unknown = set(body) - {"action", "reason", "run_id"}
+    if unknown:
+        raise Refused(400, f"unknown key {sorted(unknown)[0]!r}; known are action, reason, run_id")
+    wanted = body.get("action", "")
+    known = {action.name.lower().replace("_", "-"): action for action in Action}
+    if wanted.replace("_", "-") not in known:
+        raise Refused(400, f"action: expected one of {', '.join(known)}, got {wanted!r}")
+    return known[wanted.replace("_", "-")], body.get("reason", "")[:MAX_REASON_CHARACTERS], body.get("run_id", "")
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    status = 503 if isinstance(error, HistoryError) else 409
+    return Strict({"error": str(error)}, error.status if isinstance(error, Refused) else status)
+
+
+def _not_found(request: Request, _: Exception) -> Response:
+    return Strict({"error": f"there is nothing at {request.method} {request.url.path}"}, 404)
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed: %s: %s", request.method, request.url.path, type(error).__name__, error)
+    return Strict({"error": "the sidecar could not answer this; its log says why"}, 500)
+
+
+def _static_files() -> dict[str, tuple[bytes, str]]:
+    """Read the page's files into memory: what is not among them cannot be asked for."""
+    out = {}
+    for entry in resources.files("grpo_sentinel.web").joinpath("static").iterdir():
+        if entry.is_file():
+            kind = mimetypes.guess_type(entry.name)[0] or "text/plain"
+            out[entry.name] = (entry.read_bytes(), kind)
+    return out

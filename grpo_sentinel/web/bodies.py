@@ -1,0 +1,101 @@
+"""What the API answers with: snapshots as strict JSON.
+
+Strict JSON has no NaN: a float that is not finite is the string "NaN", "Infinity" or "-Infinity", one that is missing
+is null. Times are nanoseconds since the epoch, as in the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_sentinel.catalog import LAYERS, layer_of
+from grpo_sentinel.history.codec import plain
+from grpo_sentinel.records import Severity
+from grpo_sentinel.views import RankStatus, Snapshot
+
+KEY_SIGNALS = (
+    "policy.loss",
+    "reward.mean",
+    "reward.std",
+    "policy.kl_k3_nats",
+    "policy.entropy_nats",
+    "gradient.norm_preclip",
+    "optimizer.learning_rate",
+    "optimizer.skipped_updates",
+    "data.completion_length_mean",
+    "memory.rss_bytes",
+    "memory.cuda_reserved_bytes",
+    "time.step_seconds",
+)
+"""What the page shows of every rank without being asked for more."""
+
+
+def status_body(snapshots: Mapping[str, Snapshot], run_id: str | None) -> dict[str, Any] | None:
+    """Give one run in full and the names of all; None when there is no run of that name."""
+    snapshot = pick(snapshots, run_id)
+    if snapshot is None:
+        return None
+    return {**plain(snapshot), "runs": list(snapshots), "layers": layers(snapshot)}
+
+
+def pick(snapshots: Mapping[str, Snapshot], run_id: str | None) -> Snapshot | None:
+    """Choose the run that is asked for, or the first; an empty snapshot when there is none at all."""
+    if run_id:
+        return snapshots.get(run_id)
+    return next(iter(snapshots.values()), Snapshot())
+
+
+def summary_body(snapshots: Mapping[str, Snapshot], run_id: str | None) -> dict[str, Any]:
+    """Give what the page shows at a glance; small, because it is sent about every second."""
+    snapshot = pick(snapshots, run_id) or Snapshot(run_id=run_id or "")
+    return {
+        "runs": list(snapshots),
+        "run_id": snapshot.run_id,
+        "node": snapshot.node,
+        "wall_ns": snapshot.wall_ns,
+        "layers": layers(snapshot),
+        "ranks": [_rank(status) for _, status in sorted(snapshot.ranks.items())],
+        "findings": plain(snapshot.findings),
+        "halt": plain(snapshot.halt),
+        "samples": [plain(sample) for _, sample in sorted(snapshot.samples.items())],
+        "abstaining": len(snapshot.abstaining),
+        "notes": list(snapshot.notes),
+        "health": plain(snapshot.health),
+    }
+
+
+def layers(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Say for every layer, lowest first, whether it is watched and the worst that fires in it.
+
+    `state` is "critical", "warning", "note", "ok", or "unknown" when no signal of the layer has arrived.
+    """
+    out = []
+    watched = {layer_of(name) for status in snapshot.ranks.values() for name in status.values}
+    watched |= {layer_of(name) for sample in snapshot.samples.values() for name in sample.values}
+    for layer in LAYERS:
+        firing = [finding for finding in snapshot.findings if finding.layer == layer]
+        worst = max((finding.severity for finding in firing), default=None)
+        state = worst.name.lower() if worst is not None else ("ok" if layer in watched else "unknown")
+        roots = [finding.message for finding in firing if not finding.root_id and finding.severity > Severity.NOTE]
+        out.append({"layer": layer, "state": state, "findings": len(firing), "root": roots[0] if roots else ""})
+    return out
+
+
+def _rank(status: RankStatus) -> dict[str, Any]:
+    identity = status.identity
+    return {
+        "rank": identity.rank,
+        "role": identity.role,
+        "host": identity.host,
+        "pid": identity.pid,
+        "liveness": status.liveness.value,
+        "step": status.last_step,
+        "phase": status.heartbeat.phase.name.lower(),
+        "phase_since_wall_ns": status.heartbeat.phase_since_wall_ns,
+        "updated_wall_ns": max(status.updated_wall_ns, status.heartbeat.updated_wall_ns),
+        "closed_detail": status.closed_detail,
+        "missed_records": status.missed_records,
+        "bad_slots": status.bad_slots,
+        "values": {name: plain(status.values[name]) for name in KEY_SIGNALS if name in status.values},
+    }

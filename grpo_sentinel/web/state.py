@@ -1,0 +1,39 @@
+"""What the page and the API are handed: plain callables, so that `web` knows no sink, no halting and no daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from grpo_sentinel.history import HistoryReader
+from grpo_sentinel.records import Action
+from grpo_sentinel.views import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebState:
+    """All that the page shows and may ask for. Every callable may be called from any thread."""
+
+    snapshots: Callable[[], Mapping[str, Snapshot]]
+    """Newest snapshot by run id, the run to show first in front."""
+
+    problems: Callable[[], Sequence[str]]
+    """One sentence per reason why the sidecar does not do its work; empty means that /healthz says 200."""
+
+    act: Callable[[str, Action, str], int]
+    """Ask a run for an action with a reason; gives the request id. Raises `SentinelError` when it is refused."""
+
+    act_token: str
+    """Bearer token of everything that changes something; it may read as well."""
+
+    metrics: Callable[[str], tuple[bytes, str]] | None = None
+    """Accept header -> body and content type of /metrics; None when that is switched off."""
+
+    history: Callable[[], HistoryReader] | None = None
+    """Open the history for one query; may raise `HistoryError`. None when there is none."""
+
+    read_token: str | None = None
+    """With one, the page's data and the API need it; /metrics, /healthz and the empty page stay open."""
+
+    hosts: tuple[str, ...] = ()
+    """Names in the Host header that are taken besides localhost and IP addresses."""
