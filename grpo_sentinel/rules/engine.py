@@ -130,7 +130,8 @@ class Engine:
         """Judge silence, death and lateness at one moment."""
         out: list[Finding] = []
         for rank in ranks:
-            view = View(self._step, wall_ns, _nothing, rank=rank, states=ranks)
+            step = ranks[rank].heartbeat.step or self._step
+            view = View(step, wall_ns, _nothing, rank=rank, states=ranks)
             for rule in self._by_scope["tick"]:
                 self._look(self._tracker(rule, "tick", rank, ""), view, out)
         return out

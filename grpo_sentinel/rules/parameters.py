@@ -149,6 +149,7 @@ _CONVERTERS: dict[str, Callable[..., Any]] = {
     str(Expression | None): _optional(_expression),
     str(tuple[Expression, ...]): _expressions,
     str(Detector): _detector,
+    str(Detector | None): _optional(_detector),
     str(tuple[Detector, ...]): _detectors,
     str(dict[str, Any]): _mapping,
 }

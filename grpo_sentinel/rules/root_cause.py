@@ -15,7 +15,7 @@ from grpo_sentinel.records import Finding, FindingState, Severity
 
 _TRAINING = ("data", "reward", "policy", "gradient", "optimizer")
 FOLLOWS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(_TRAINING, (*_TRAINING, "memory", "time")),
+    **dict.fromkeys(_TRAINING, (*_TRAINING, "memory", "time", "sentinel")),
     "memory": ("memory", "device", "time", "sentinel"),
     "device": LAYERS,
     "time": ("time", "sentinel"),

@@ -78,7 +78,7 @@ def _names(spec: Mapping[str, Any]) -> Iterator[str]:
         if "Expression" in kind and value is not None:
             for item in value if isinstance(value, list | tuple) else (value,):
                 yield from Expression(item).names
-        elif "Detector" in kind:
+        elif "Detector" in kind and value is not None:
             for item in value if isinstance(value, list | tuple) else (value,):
                 yield from _names(item)
 

@@ -14,7 +14,7 @@ class Nonfinite:
     """Bad when one of `counts` is above zero or one of `values` is NaN or infinite.
 
     `tolerate_first: n` takes what is bad in each of the first n views for the task's design (a reward function
-    that returns None for other tasks' samples) and abstains from then on.
+    that returns None for other tasks' samples) and abstains.
     """
 
     counts: tuple[Expression, ...] = ()
@@ -37,7 +37,7 @@ class Nonfinite:
         if self._seen < self.tolerate_first:
             self._seen += 1
             self._bad_at_start += verdict.bad
-        if self._bad_at_start == self.tolerate_first:
+        if self._bad_at_start == self._seen:  # bad in every view so far: a design, unless a good one comes
             return self._by_design
         return verdict
 

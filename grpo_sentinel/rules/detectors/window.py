@@ -41,9 +41,10 @@ class Share:
 
 @dataclass
 class Count:
-    """Bad from the `count`-th time that `of` is bad within `window_steps` steps."""
+    """Bad from the `count`-th time that `of` is bad, and `unless` is not, within `window_steps` steps."""
 
     of: Detector
+    unless: Detector | None = None
     count: int = 3
     window_steps: int = 20
 
@@ -54,7 +55,8 @@ class Count:
 
     def update(self, view: View) -> Verdict:
         verdict = self.of.update(view)
-        if verdict.bad:
+        excused = self.unless is not None and self.unless.update(view).bad
+        if verdict.bad and not excused:
             self._steps.append(view.step)
         full = len(self._steps) == self.count and view.step - self._steps[0] < self.window_steps
         if not full:
