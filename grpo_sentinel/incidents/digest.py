@@ -1,0 +1,114 @@
+"""One pass over the records of a bundle: the series that are plotted, and what each layer shows on the walk backwards.
+
+Every layer is asked the same four questions. A layer without a signal for one is "not watched", which is not "good".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from grpo_sentinel.catalog import SIGNALS, layer_of, split_name
+from grpo_sentinel.records import Finding, Mode, StepRecord
+
+LAYERS = ("optimizer", "gradient", "policy", "reward", "data")
+"""From the symptom down to the cause."""
+
+QUESTIONS = ("numbers", "shapes", "devices", "dtypes")
+_WORDS = {"shapes": ("shape",), "devices": ("device",), "dtypes": ("dtype", "precision")}
+_COUNTS = ("nonfinite", "nan_", "inf_", "out_of_vocabulary", "overflow")
+DEFAULT_PLOTS = (
+    "reward.mean", "policy.loss", "policy.kl_k3_nats", "policy.entropy_nats", "gradient.norm_preclip",
+    "optimizer.update_ratio", "optimizer.learning_rate", "memory.rss_bytes", "memory.cuda_allocated_bytes",
+    "time.step_seconds",
+)  # fmt: skip
+MOST_PLOTS = 12
+
+Point = tuple[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer to one question about one layer: first step and rank where it was wrong, 0 signals = not watched."""
+
+    signals: int = 0
+    step: int | None = None
+    rank: int | None = None
+    signal: str = ""
+
+
+@dataclass(slots=True)
+class Digest:
+    """What the records of a bundle show; fed record by record, memory is that of the plotted series."""
+
+    plotted: tuple[str, ...]
+    records: int = 0
+    steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> first and last step
+    series: dict[str, dict[int, list[Point]]] = field(default_factory=dict)  # signal -> rank -> points
+    _watched: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    _wrong: dict[tuple[str, str], Answer] = field(default_factory=dict)
+
+    def add(self, record: StepRecord) -> None:
+        """Take one record in."""
+        self.records += 1
+        first, last = self.steps.get(record.rank, (record.step, record.step))
+        self.steps[record.rank] = (min(first, record.step), max(last, record.step))
+        if record.mode is not Mode.TRAIN:
+            return
+        for signal in self.plotted:
+            if signal in record.values:
+                points = self.series.setdefault(signal, {}).setdefault(record.rank, [])
+                points.append((record.step, record.values[signal]))
+        for name, value in record.values.items():
+            self._ask(record, name, value)
+
+    def _ask(self, record: StepRecord, name: str, value: float) -> None:
+        question = _question_of(name)
+        if question is None:
+            return
+        key = (layer_of(name), question)
+        self._watched.setdefault(key, set()).add(name)
+        if math.isfinite(value) and not (value > 0 and _counts_wrong(name)):
+            return
+        known = self._wrong.get(key)
+        if known is None or known.step is None or record.step < known.step:
+            self._wrong[key] = Answer(0, record.step, record.rank, name)
+
+    def answer(self, layer: str, question: str) -> Answer:
+        """Answer one question about one layer."""
+        wrong = self._wrong.get((layer, question), Answer())
+        return Answer(len(self._watched.get((layer, question), ())), wrong.step, wrong.rank, wrong.signal)
+
+
+_QUESTION: dict[str, str | None] = {}
+
+
+def _question_of(name: str) -> str | None:
+    """Which question a signal answers; every number may show a NaN, so the first question takes all the rest."""
+    if name not in _QUESTION:
+        if len(_QUESTION) > 10_000:
+            _QUESTION.clear()
+        base = split_name(name)[0].partition(".")[2]
+        found = next((q for q, words in _WORDS.items() if any(w in base for w in words) and _counts_wrong(name)), None)
+        _QUESTION[name] = found or ("numbers" if layer_of(name) in LAYERS else None)
+    return _QUESTION[name]
+
+
+def _counts_wrong(name: str) -> bool:
+    """Tell whether a signal counts something that must be zero."""
+    base = split_name(name)[0]
+    known = SIGNALS.get(base)
+    if known is None or known.unit not in ("count", "flag"):
+        return False
+    words = (*_COUNTS, "shape", "device_mismatch", "dtype", "wrong_device", "wrong_dtype")
+    return any(word in base for word in words)
+
+
+def plots_for(findings: Iterable[Finding], known: Mapping[str, object] | None = None) -> tuple[str, ...]:
+    """Choose the signals to plot: those that findings name, then the usual ones."""
+    named = [finding.signal for finding in findings if finding.signal]
+    return tuple(dict.fromkeys([*named, *DEFAULT_PLOTS]))[:MOST_PLOTS]
+
+
+__all__ = ["LAYERS", "QUESTIONS", "Answer", "Digest", "plots_for"]
