@@ -129,7 +129,7 @@ def read_own(directory: str) -> None:
     writer = open_writer(directory)
     for _ in range(3):
         reader = RankReader(writer.path)
-        say(reader.liveness().value)
+        say(f"{reader.liveness().value} {reader._probe.held()}")
         hear()
         reader.close()
     say("closed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 from grpo_sentinel.clock import ManualClock
@@ -74,6 +75,13 @@ def test_the_writer_still_writes_the_golden_bytes(tmp_path):
     """A difference means: raise VERSION, keep this file readable, add a golden file for the new one."""
     assert VERSION == 1
     assert write_golden(tmp_path).read_bytes() == GOLDEN.read_bytes()
+
+
+def test_the_example_in_the_documentation_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(compile(example, "docs/protocol.md", "exec"), {})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import struct
 import tempfile
+import threading
+from collections import defaultdict
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given, settings
@@ -161,6 +164,54 @@ def test_a_push_from_a_signal_handler_inside_a_push_is_dropped_and_breaks_nothin
     writer.push({"a": Interrupting()}, step=1)
     assert [(record.step, dict(record.values)) for record in reader.poll().records] == [(1, {"a": 5.0})]
     assert writer.pushes_lost >= 1
+
+
+def test_threads_that_push_at_once_lose_and_mix_nothing(make):
+    writer, reader = make(Geometry(slots=4096, slot_bytes=256))
+    barrier = threading.Barrier(4)
+
+    def push(thread: int) -> None:
+        barrier.wait(10)
+        for number in range(1, 501):
+            writer.push({"thread": thread, "number": number, "again": number}, step=number)
+            writer.event("note", {"thread": thread}, step=number)
+
+    threads = [threading.Thread(target=push, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    batch = reader.poll()
+    assert [record.sequence for record in batch.records] == list(range(1, 2001))
+    for thread in range(4):
+        own = [record for record in batch.records if record.values["thread"] == thread]
+        assert [record.values["number"] for record in own] == list(range(1, 501))
+        assert all(record.values["again"] == record.step for record in own)
+    assert batch.cursor.event == 2000
+    assert batch.bad_slots == writer.pushes_lost == 0
+
+
+def test_the_order_of_the_same_names_does_not_matter(make):
+    writer, reader = make()
+    writer.push({"a": 1.0, "b": 2.0}, step=1)
+    writer.push({"b": 3.0, "a": 4.0}, step=2)
+    writer.push({"a": 5.0, "c": 6.0}, step=3)
+    writer.push(MappingProxyType({"c": 7.0, "a": 8.0}), step=4)
+    assert [dict(record.values) for record in reader.poll().records] == [
+        {"a": 1.0, "b": 2.0},
+        {"a": 4.0, "b": 3.0},
+        {"a": 5.0, "c": 6.0},
+        {"a": 8.0, "c": 7.0},
+    ]
+
+
+def test_a_push_of_a_defaultdict_leaves_it_as_it_was(make):
+    writer, reader = make()
+    writer.push({"a": 1.0, "b": 2.0}, step=1)
+    values = defaultdict(float, {"a": 3.0, "c": 4.0})
+    writer.push(values, step=2)
+    assert dict(values) == {"a": 3.0, "c": 4.0}
+    assert dict(reader.poll().records[1].values) == {"a": 3.0, "c": 4.0}
 
 
 def test_a_reader_resumes_at_its_cursor_after_a_restart(make):

@@ -108,6 +108,7 @@ def test_directories_are_0700_and_files_0600_whatever_the_umask(tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give files to any group and become another user")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_shared_group_may_read_and_others_may_not(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
