@@ -11,7 +11,11 @@ from benchmarks.record import BENCH_JSON, record
 BENCHMARKS = {
     "push": "benchmarks.bench_push",
     "ring": "benchmarks.bench_ring",
+    "probes": "benchmarks.bench_probes",
     "collect": "benchmarks.bench_collect",
+    "rules": "benchmarks.bench_rules",
+    "daemon": "benchmarks.bench_daemon",
+    "scrape": "benchmarks.bench_scrape",
 }
 """Name -> module with `main(record)`; see `benchmarks.record.record` for what it is handed."""
 
