@@ -39,6 +39,7 @@ _TRAINERS = {
     "training_step": "grpo_sentinel.integrations.transformers:follow",
 }
 """Integration by a method of the trainer that it needs; the first that is there is taken."""
+_LOOP = "grpo_sentinel.integrations.torch_loop:follow"
 
 _current: Agent | None = None
 _watched_parent = False
@@ -173,12 +174,14 @@ def _feed(
             raise SentinelError(
                 f"attach: {type(trainer).__name__} is no transformers or TRL trainer; pass model= and optimizer="
             )
-        module, _, name = target.partition(":")
-        getattr(import_module(module), name)(agent, trainer, config)
-        return
-    from grpo_sentinel.integrations.torch_loop import follow
+        _load(target)(agent, trainer, config)
+    else:
+        _load(_LOOP)(agent, model, optimizer, replicated, config)
 
-    follow(agent, model, optimizer, replicated, config)
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _give_up(reason: str) -> NullAgent:

@@ -115,7 +115,7 @@ elif fault in ("reduced_nan", "raise", "sleep"):
         if fault == "raise" and due():
             raise RuntimeError("injected into the training step")
         if fault == "sleep" and due():
-            time.sleep(0.5)
+            time.sleep(3)
         loss = training_step(*args, **kwargs)
         if fault == "reduced_nan" and due() and trainer.state.global_step + 1 == OPTIONS.get("fault_step", 3):
             next(iter(trainer.model.parameters())).grad.view(-1)[0] = math.nan

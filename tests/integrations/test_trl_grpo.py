@@ -56,7 +56,9 @@ def test_every_layer_is_recorded_from_a_real_trainer_and_nothing_it_computes_cha
     assert [row["grad_norm"] for row in watched["log"][:4]] == [steps[s]["gradient.norm_preclip"] for s in steps]
     assert [(r.step, r.generation) for r in segment.records if r.kind is Kind.GENERATION] == [(1, 1), (3, 2)]
     order = [record.kind for record in segment.records if record.step == 3]
-    assert order == [Kind.GENERATION, Kind.DATA, Kind.STEP], "data goes out before the forward, with the step still open"
+    assert order == [Kind.GENERATION, Kind.DATA, Kind.STEP], (
+        "data goes out before the forward, with the step still open"
+    )
     assert steps[2]["policy.on_policy"] == 0
     assert steps[1]["policy.on_policy"] == 1
     assert segment.closed == "finished"
@@ -129,9 +131,8 @@ def test_the_late_rank_is_told_from_the_waiting_one(grpo):
     result = grpo(world=2, attach="explicit", steps=4, fault="sleep", fault_step=3, iterations=2)
     late, waiting = result.segment(1).steps(), result.segment(0).steps()
     for step in (3, 4):  # step 3 generates first, step 4 trains at once
-        assert waiting[step]["time.step_seconds"] > 0.5, "both take as long"
-        assert late[step]["time.before_collective_seconds"] > 0.5
-        assert waiting[step]["time.before_collective_seconds"] < 0.4
+        assert waiting[step]["time.step_seconds"] > 3, "both take as long"
+        assert late[step]["time.before_collective_seconds"] > waiting[step]["time.before_collective_seconds"] + 1.5
 
 
 def test_evaluation_is_kept_apart_and_does_not_vote(grpo):
@@ -141,7 +142,7 @@ def test_evaluation_is_kept_apart_and_does_not_vote(grpo):
     assert kinds == {("TRAIN", "DATA"), ("TRAIN", "STEP"), ("TRAIN", "GENERATION"), ("EVALUATION", "GENERATION")}
     assert segment.steps()[4]["sentinel.core_active"] == 1
     third = segment.steps()[3]
-    assert third["time.phase_seconds[evaluation]"] > third["time.step_seconds"] * 0.1
+    assert third["time.phase_seconds[evaluation]"] > 0
     assert third["time.step_seconds"] < sum(v for k, v in third.items() if k.startswith("time.phase_seconds"))
 
 
