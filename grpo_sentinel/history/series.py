@@ -55,7 +55,7 @@ def read_series(
     first, last = _span(source, run, rank, since_step, until_step)
     points: dict[int, Range] = {}
     raw_from = first
-    if max_points is not None and (last - first) / BUCKET_STEPS >= max_points / 4:
+    if max_points is not None and (last - first) / BUCKET_STEPS >= max_points / 6:
         raw_from = _add_rollups(source, points, (run, rank, int(mode)), signal, first, last)
     _add_records(source, points, (run, rank, int(mode)), signal, raw_from, last)
     thinned = _thin(sorted(points.items()), max_points)

@@ -373,7 +373,7 @@ def test_markup_from_the_trainer_stays_json_text_and_no_browser_takes_it_for_a_p
     world.snapshots = {EVIL: Snapshot(run_id=EVIL, node=EVIL, ranks=ranks, findings=(evil,), notes=(EVIL,))}
     world.serve()
     for path in ("/api/v1/status", "/api/v1/findings", "/metrics"):
-        code, headers, body = world.ask(path)
+        code, headers, _ = world.ask(path)
         assert code == 200
         assert headers["content-type"].split(";")[0] in ("application/json", "text/plain")
         assert headers["x-content-type-options"] == "nosniff"

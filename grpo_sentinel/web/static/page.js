@@ -107,12 +107,13 @@ function drawFindings(news) {
   const elements = roots.map((root) =>
     findingElement(root, news.findings.filter((one) => one.root_id === root.finding_id && one !== root), open));
   if (!elements.length) elements.push(make("p", "Nothing fires.", "quiet"));
-  if (news.abstaining) elements.push(make("p", `${news.abstaining} rules cannot judge: the signals they need do not arrive.`, "quiet"));
+  if (news.abstaining) elements.push(make("p", `Rules that cannot judge, because the signals they need do not arrive: ${news.abstaining}.`, "quiet"));
   target.replaceChildren(...elements);
 }
 
 function header(names) {
-  return make("thead", null, "", make("tr", null, "", ...names.map((name) => make("th", name))));
+  const words = new Set(["host", "state", "phase", "reading"]);
+  return make("thead", null, "", make("tr", null, "", ...names.map((name) => make("th", name, words.has(name) ? "left" : ""))));
 }
 
 function oddOnes(ranks, name) {
