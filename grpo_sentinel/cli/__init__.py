@@ -21,6 +21,10 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("grpo_sentinel.cli.status:status", "Show ranks, layers, findings and requests of a run."),
     "halt": ("grpo_sentinel.cli.halt:halt", "Ask a run to save a checkpoint and stop."),
     "checkpoint": ("grpo_sentinel.cli.halt:checkpoint", "Ask a run to save a checkpoint."),
+    "check": ("grpo_sentinel.cli.check:check", "Check a checkpoint before it is trusted."),
+    "resume-point": ("grpo_sentinel.cli.resume_point:resume", "Print the checkpoint that a restart should use."),
+    "incident": ("grpo_sentinel.cli.incident:incident", "List, show, export and replay incident bundles."),
+    "diagnose": ("grpo_sentinel.cli.diagnose:diagnose", "Name the first cause of a run from its logs."),
     "doctor": ("grpo_sentinel.cli.doctor:doctor", "Say what is installed, permitted and missing, and the remedy."),
 }
 

@@ -6,7 +6,7 @@ Every layer is asked the same four questions. A layer without a signal for one i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from grpo_sentinel.catalog import SIGNALS, layer_of, split_name
@@ -16,7 +16,7 @@ LAYERS = ("optimizer", "gradient", "policy", "reward", "data")
 """From the symptom down to the cause."""
 
 QUESTIONS = ("numbers", "shapes", "devices", "dtypes")
-_WORDS = {"shapes": ("shape",), "devices": ("device",), "dtypes": ("dtype", "precision")}
+_WORDS = {"shapes": ("shape",), "devices": ("device",), "dtypes": ("dtype",)}
 _COUNTS = ("nonfinite", "nan_", "inf_", "out_of_vocabulary", "overflow")
 DEFAULT_PLOTS = (
     "reward.mean", "policy.loss", "policy.kl_k3_nats", "policy.entropy_nats", "gradient.norm_preclip",
@@ -105,7 +105,7 @@ def _counts_wrong(name: str) -> bool:
     return any(word in base for word in words)
 
 
-def plots_for(findings: Iterable[Finding], known: Mapping[str, object] | None = None) -> tuple[str, ...]:
+def plots_for(findings: Iterable[Finding]) -> tuple[str, ...]:
     """Choose the signals to plot: those that findings name, then the usual ones."""
     named = [finding.signal for finding in findings if finding.signal]
     return tuple(dict.fromkeys([*named, *DEFAULT_PLOTS]))[:MOST_PLOTS]

@@ -1,6 +1,6 @@
 """What an incident is made of: the facts at its head, and where the rest is read from while it is written.
 
-    history + rings ─▶ Source ─▶ writer ─▶ <state>/incidents/<run>-<id>/ ─▶ Bundle ─▶ Source ─▶ redacted export
+history + rings ─▶ Source ─▶ writer ─▶ <state>/incidents/<run>-<id>/ ─▶ Bundle ─▶ Source ─▶ redacted export
 """
 
 from __future__ import annotations

@@ -14,8 +14,10 @@ from grpo_sentinel.records import EventRecord
 
 Samples = Literal["off", "hashed", "full"]
 REMOVED = "(removed)"
-_SECRET_KEY = re.compile(r"token(?!s|i[sz]|_?id)|passw|secret|api_?key|credential|authori[sz]ation|private_?key|webhook", re.I)
-_USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/@\s]+@", re.I)
+_SECRET_KEY = re.compile(
+    r"token(?!s|i[sz]|_?id)|passw|secret|api_?key|credential|authori[sz]ation|private_?key|webhook", re.IGNORECASE
+)
+_USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/@\s]+@", re.IGNORECASE)
 _SAMPLE_KINDS = {"sample", "capture"}
 _PLAIN_KEYS = {  # structure, not content
     "kind", "rule", "finding_id", "function", "signal", "dtype", "where", "field", "fault", "path", "paths", "device",
