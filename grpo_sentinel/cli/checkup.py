@@ -147,15 +147,11 @@ def shared_memory(config: Config) -> list[Finding]:
     try:
         room = shutil.disk_usage(_SHM)
     except OSError as error:
-        return [
-            Finding(_SHM, State.NOTE, f"not usable: {error.strerror}", "rings fall back to another directory")
-        ]
+        return [Finding(_SHM, State.NOTE, f"not usable: {error.strerror}", "rings fall back to another directory")]
     small = room.total < 128 << 20
     remedy = "small for data loaders too: --shm-size, or an emptyDir with medium Memory" if small else ""
     return [
-        Finding(
-            _SHM, State.NOTE if small else State.GOOD, f"{room.free >> 20} MiB free of {room.total >> 20}", remedy
-        )
+        Finding(_SHM, State.NOTE if small else State.GOOD, f"{room.free >> 20} MiB free of {room.total >> 20}", remedy)
     ]
 
 
@@ -173,7 +169,7 @@ def nvml(config: Config) -> list[Finding]:
             "fine without GPUs; in a container use the NVIDIA runtime with the utility capability"
             if not devices
             else (
-                "devices are there without the library: run the container with NVIDIA_DRIVER_CAPABILITIES=utility,compute"
+                "devices are there, the library is not: NVIDIA_DRIVER_CAPABILITIES=utility,compute for the container"
             )
         )
         return [Finding("NVML", State.NOTE, "libnvidia-ml.so.1 not found: GPUs are not watched", remedy)]

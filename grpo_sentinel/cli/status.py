@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def _from_history(config: Config, run_id: str | None) -> Snapshot | None:
         return None
 
 
-def _halt(directory: Path, ranks: dict[int, RankStatus], stored: HaltStatus) -> HaltStatus:
+def _halt(directory: Path, ranks: Mapping[int, RankStatus], stored: HaltStatus) -> HaltStatus:
     """Take the request from the control file and the ranks' own words, where the history is behind."""
     reader = ControlReader(directory)
     word = reader.read()

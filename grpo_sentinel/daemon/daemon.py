@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from grpo_sentinel.clock import Clock, SystemClock
@@ -33,10 +34,12 @@ from grpo_sentinel.daemon.watch import RunWatch, unbounded
 from grpo_sentinel.errors import HistoryError, SentinelError
 from grpo_sentinel.halting import HaltController, LauncherHandle, NodeLauncher
 from grpo_sentinel.halting.processes import ProcessMark, is_running
+from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.protocol import list_segments
 from grpo_sentinel.records import Action, Sample
 from grpo_sentinel.rules.engine import Engine
-from grpo_sentinel.views import RankStatus, SinkBatch, Snapshot
+from grpo_sentinel.views import Cursor, RankStatus, SinkBatch, Snapshot
+from grpo_sentinel.web.state import WebState
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ LOOK_NS = 500_000_000  # between two looks for new runs
 RETIRE_NS = 2_000_000_000  # a run that had ended before we came is let go after so long
 FORGET_NS = 600_000_000_000  # a run that ended while we watched stays on the page so long
 CLOSE_SECONDS = 5.0
+STUCK_SECONDS = 10.0  # a loop that has not turned for so long is unhealthy
 
 Command = tuple[str, Action, str, str, "Future[int]"]
 
@@ -80,13 +84,13 @@ class Daemon:
         self._retired: dict[Path, tuple[int, ...]] = {}
         self._said: dict[str, str] = {}
         self._looked_ns: int | None = None
-        self._idle_since_ns = self._clock.monotonic_ns()
+        self._idle_since_ns = self._turned_ns = self._clock.monotonic_ns()
         self.act_token = secrets.token_urlsafe(24)
         self.url = ""
 
         self._rules = parts.rules(config, self.say)
-        self._sinks = parts.Sinks(config, self._state, self._node, self._clock, self.say)
-        self._collectors = parts.collectors(config, [self._state], self._roots, self._all_ranks, self._clock, self.say)
+        self._sinks = parts.Sinks(config, self._state, self._node, self._clock)
+        self._collectors = parts.collectors(config, [self._state], self._roots, self._all_ranks, self._clock)
 
     # ---- what others may ask, from any thread
 
@@ -110,6 +114,24 @@ class Daemon:
         except TimeoutError as error:
             raise SentinelError(f"the daemon did not take the request within {timeout_s:g} s; try again") from error
 
+    def problems(self) -> list[str]:
+        """Say why the daemon does not do its work; [] when it does."""
+        stuck_s = (self._clock.monotonic_ns() - self._turned_ns) / 1e9
+        stuck = [f"the loop has not turned for {stuck_s:.0f} s"] if stuck_s > STUCK_SECONDS else []
+        return stuck + self._sinks.problems()
+
+    def _web_state(self) -> WebState:
+        history = self._sinks.history_path if self._config.sinks.history.enabled else None
+        return WebState(
+            snapshots=self.snapshots,
+            problems=self.problems,
+            act=self.request,
+            act_token=self.act_token,
+            metrics=self._sinks.metrics.render if self._sinks.metrics is not None else None,
+            history=partial(HistoryReader, history) if history is not None else None,
+            read_token=self._config.http.read_token,
+        )
+
     def say(self, key: str, text: str) -> None:
         """Say what is off, once per change; "" says that it is well again."""
         if self._said.get(key, "") == text:
@@ -125,7 +147,7 @@ class Daemon:
 
     def run(self, stop: threading.Event) -> None:
         """Watch until `stop` is set, or until the command that `launcher` names and its runs have ended."""
-        server = parts.serve(self._config, self, self.say)
+        server = parts.serve(self._config, self._web_state(), self.say)
         self.url = server.url if server is not None else ""
         if self.url:
             log.info("page, API and /metrics on %s", self.url)
@@ -142,7 +164,7 @@ class Daemon:
                 stop.wait((due - now) / 1e9)
         finally:
             if server is not None:
-                server.close(CLOSE_SECONDS)
+                server.stop(CLOSE_SECONDS)
             self.close()
 
     def once(self) -> Mapping[str, Snapshot]:
@@ -150,13 +172,12 @@ class Daemon:
         self._look()
         samples = [sample for collector in self._collectors for sample in self._poll(collector, 2.0)]
         for watch in list(self._watches.values()):
-            watch.turn(samples)
-            self._publish(watch, watch.bundle())
+            self._last_words(watch, samples)
         return self.snapshots()
 
     def turn(self) -> None:
         """Do one turn of the loop. Never raises for the sake of a part."""
-        now = self._clock.monotonic_ns()
+        now = self._turned_ns = self._clock.monotonic_ns()
         if self._looked_ns is None or now - self._looked_ns >= LOOK_NS:
             self._looked_ns = now
             self._look()
@@ -170,16 +191,22 @@ class Daemon:
 
     def close(self) -> None:
         """Hand on what is left, let the runs go and end every part within a bounded time."""
+        self._background.close(CLOSE_SECONDS)
+        self._background.settle()
         for watch in self._watches.values():
-            watch.turn(())
-            self._publish(watch, watch.bundle())
+            self._last_words(watch, ())
         for collector in self._collectors:
             collector.close()
-        self._background.close(CLOSE_SECONDS)
         self._sinks.close(CLOSE_SECONDS)
         for watch in self._watches.values():
             watch.close()
         self._watches.clear()
+
+    def _last_words(self, watch: RunWatch, samples: Sequence[Sample]) -> None:
+        """Read a run once more and hand on all of it, due or not."""
+        for batch in (watch.turn(samples), watch.bundle()):
+            if batch is not None:
+                self._publish(watch, batch)
 
     def _publish(self, watch: RunWatch, batch: SinkBatch) -> None:
         """Add to the snapshot what only the daemon knows, and hand the batch on; never blocks."""
@@ -226,7 +253,7 @@ class Daemon:
             quiet = now - watch.quiet_since_ns
             if watch.over and not self._named and quiet > (FORGET_NS if watch.seen_alive else RETIRE_NS):
                 self._retired[directory] = _segments_of(directory)
-                self._publish(watch, watch.bundle())
+                self._last_words(watch, ())
                 self._watches.pop(directory).close()
                 log.info("run %s has ended", watch.run_id)
 
@@ -268,7 +295,8 @@ class Daemon:
     def _watch(self, claim: Claim) -> RunWatch:
         run_id = claim.directory.name
         engine = Engine(self._rules, run_id=run_id)
-        cursors, context = {}, {}
+        cursors: dict[int, Cursor] = {}
+        context: dict[str, object] = {}
         try:
             cursors, context = resume(engine, self._sinks.history_path, run_id)
         except HistoryError as error:

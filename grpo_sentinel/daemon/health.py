@@ -15,6 +15,8 @@ class Health:
         self.counts: Counter[str] = Counter()
         self._turns: deque[float] = deque(maxlen=_KEPT)
         self._lags: deque[float] = deque(maxlen=_KEPT)
+        self._costly: dict[str, float] = {}
+        self._due_ns = 0
 
     def turn(self, seconds: float, *, late: bool) -> None:
         """Note one turn of the loop."""
@@ -26,12 +28,16 @@ class Health:
         """Note how old the newest record was when it was read."""
         self._lags.append(max(0.0, lag_seconds))
 
-    def numbers(self) -> dict[str, float]:
-        """Give all figures."""
+    def numbers(self, now_ns: int) -> dict[str, float]:
+        """Give all figures; those that cost something are at most a second old."""
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + 1_000_000_000
+            self._costly = self._measure()
+        return {**{name: float(count) for name, count in self.counts.items()}, **self._costly}
+
+    def _measure(self) -> dict[str, float]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        out = {name: float(count) for name, count in self.counts.items()}
-        out["cpu_seconds_total"] = usage.ru_utime + usage.ru_stime
-        out["rss_bytes"] = _rss_bytes()
+        out = {"cpu_seconds_total": usage.ru_utime + usage.ru_stime, "rss_bytes": _rss_bytes()}
         for name, values in (("loop_seconds", self._turns), ("read_lag_seconds", self._lags)):
             if values:
                 ordered = sorted(values)

@@ -5,31 +5,36 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from grpo_sentinel.clock import Clock
 from grpo_sentinel.collectors.host import HostCollector
 from grpo_sentinel.collectors.nvml import NvmlCollector
-from grpo_sentinel.config import Config
+from grpo_sentinel.config import Config, HaltingConfig, RuleOverride, RulesConfig
 from grpo_sentinel.daemon.background import Background
-from grpo_sentinel.errors import ConfigError
+from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting.escalation import TakeStacks
 from grpo_sentinel.halting.processes import mark_of_rank, send
-from grpo_sentinel.history import HistoryStore, history_path
+from grpo_sentinel.history import history_path
 from grpo_sentinel.incidents.stacks import write_stacks
 from grpo_sentinel.records import RankIdentity, Sample
 from grpo_sentinel.rules.load import load_rules
 from grpo_sentinel.rules.rule import RuleSet
+from grpo_sentinel.sinks.base import Sink, SinkContext, load_factory
 from grpo_sentinel.sinks.fanout import FanOut
+from grpo_sentinel.sinks.prometheus import MetricsRenderer
+from grpo_sentinel.sinks.worker import SinkState
 from grpo_sentinel.views import RankStatus, SinkBatch
-
-if TYPE_CHECKING:
-    from grpo_sentinel.daemon.daemon import Daemon
-    from grpo_sentinel.daemon.serving import Server
+from grpo_sentinel.web.app import build_app
+from grpo_sentinel.web.server import WebServer
+from grpo_sentinel.web.state import WebState
 
 Say = Callable[[str, str], None]
 """Says under a key what is off; "" that it is well again."""
+
+_COUNTS_SKIPS = "nonfinite_updates"  # name of the rule that halts on repeated non-finite updates
 
 
 class Waiting(Protocol):
@@ -49,10 +54,23 @@ def own_pid() -> int:
 
 def rules(config: Config, say: Say) -> RuleSet:
     """Load the rules; broken user rules are said and left out, the others work."""
-    found = load_rules(config.rules, strict=False)
+    found = load_rules(_with_halting(config), strict=False)
     for index, problem in enumerate(found.problems):
         say(f"rule problem {index}", f"{problem}; this is left out, the other rules work")
     return found
+
+
+def _with_halting(config: Config) -> RulesConfig:
+    """Give the rule that counts skipped updates the numbers of the halting section, unless an override names them."""
+    shipped, given = HaltingConfig(), config.halting
+    wanted = {"count": given.nonfinite_updates, "window_steps": given.nonfinite_window_steps}
+    default = {"count": shipped.nonfinite_updates, "window_steps": shipped.nonfinite_window_steps}
+    before = config.rules.override.get(_COUNTS_SKIPS, RuleOverride())
+    parameters = {name: value for name, value in wanted.items() if value != default[name]}
+    if not parameters.keys() - before.parameters.keys():
+        return config.rules
+    override = before.model_copy(update={"parameters": {**parameters, **before.parameters}})
+    return config.rules.model_copy(update={"override": {**config.rules.override, _COUNTS_SKIPS: override}})
 
 
 def collectors(
@@ -61,7 +79,6 @@ def collectors(
     roots: Sequence[Path],
     ranks: Callable[[], Mapping[int, RankStatus]],
     clock: Clock,
-    say: Say,
 ) -> list[Waiting]:
     """Build the readers of devices and host that are switched on."""
     made: list[Waiting] = []
@@ -75,14 +92,17 @@ def collectors(
 
 
 class Sinks:
-    """The fan-out with the sinks that are switched on."""
+    """The fan-out with the sinks that are switched on, and the renderer behind /metrics."""
 
-    def __init__(self, config: Config, state: Path, node: str, clock: Clock, say: Say) -> None:
+    def __init__(self, config: Config, state: Path, node: str, clock: Clock) -> None:
         self.history_path = history_path(state, node)
-        self._say = say
-        factories: dict[str, Callable[[], object]] = {}
+        self.metrics = MetricsRenderer(config.sinks.prometheus, clock) if config.sinks.prometheus.enabled else None
+        context = SinkContext(run_id="", node=node, state_dir=state, clock=clock, config=config.sinks)
+        factories: dict[str, Callable[[], Sink]] = {}
         if config.sinks.history.enabled:
-            factories["history"] = lambda: HistoryStore(self.history_path, config.sinks.history, clock)
+            factories["history"] = partial(load_factory("history"), context)
+        if self.metrics is not None:
+            factories["prometheus"] = partial(_given, self.metrics)
         self._fan_out = FanOut(factories, config.sinks.queue, clock)
 
     def publish(self, batch: SinkBatch) -> None:
@@ -91,21 +111,39 @@ class Sinks:
 
     def numbers(self) -> dict[str, float]:
         """Give the health of every sink as flat numbers."""
-        out: dict[str, float] = {}
-        return out
+        return self._fan_out.health()
+
+    def problems(self) -> list[str]:
+        """Name every sink that does not take what it is given."""
+        bad = (SinkState.FAILED, SinkState.HANGING)
+        return [
+            f"the sink {name} is {health.state.value}: {health.error or 'no answer'}"
+            for name, health in self._fan_out.report().items()
+            if health.state in bad
+        ]
 
     def close(self, seconds: float) -> None:
         """Let the sinks write what waits, for at most `seconds`."""
         self._fan_out.close(seconds)
 
 
-def serve(config: Config, daemon: Daemon, say: Say) -> Server | None:
+def _given(sink: Sink) -> Sink:
+    return sink
+
+
+def serve(config: Config, state: WebState, say: Say) -> WebServer | None:
     """Start page, API and /metrics in a thread; None when switched off or impossible, which is said."""
     if not config.http.enabled:
         return None
-    from grpo_sentinel.daemon.serving import start
-
-    return start(config, daemon, say)
+    try:
+        server = WebServer(build_app(state), config.http.host, config.http.port)
+        server.start()
+    except (SentinelError, OSError) as error:
+        say("http", f"page, API and /metrics are off: {error}")
+        return None
+    if server.note:
+        say("port", server.note)
+    return server
 
 
 def stack_taker(directory: Path, target: Path, background: Background, clock: Clock) -> TakeStacks:
@@ -123,6 +161,3 @@ def stack_taker(directory: Path, target: Path, background: Background, clock: Cl
         return str(path)
 
     return take
-
-
-__all__ = ["ConfigError", "Sinks", "Waiting", "collectors", "own_pid", "rules", "serve", "stack_taker"]

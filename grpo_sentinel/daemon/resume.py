@@ -6,6 +6,7 @@ ring, and comes through the collector from the cursors that were committed with 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from grpo_sentinel.records import EventRecord, Frame
 from grpo_sentinel.rules.engine import Engine
 from grpo_sentinel.views import Cursor
 
+_TRIES, _PAUSE_SECONDS = 6, 0.05
 REPLAY_STEPS = 1000
 """Steps that are replayed: more than any detector's window."""
 
@@ -30,7 +32,7 @@ def resume(
     """
     if not history.exists():
         return {}, {}
-    with HistoryReader(history) as reader:
+    with _opened(history) as reader:
         run = reader.run(run_id)
         if run is None:
             return {}, {}
@@ -46,6 +48,16 @@ def resume(
             else:
                 engine.event(item)
         return reader.cursors(run_id), dict(run.context)
+
+
+def _opened(history: Path) -> HistoryReader:
+    """Open the history; one that the sink is making just now is given a moment."""
+    for _ in range(_TRIES - 1):
+        try:
+            return HistoryReader(history)
+        except HistoryError:
+            time.sleep(_PAUSE_SECONDS)
+    return HistoryReader(history)
 
 
 def _whole(stored: Iterable[Frame]) -> Iterator[Frame]:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 TICK_NS = 250_000_000  # silence, death and stragglers are judged so often
 PUBLISH_NS = 200_000_000  # records are handed on in bundles of so long; findings at once
 IDLE_PUBLISH_NS = 1_000_000_000
-OVER_POLL_NS = 1_000_000_000  # a run that has ended is looked at so often
+OVER_POLL_NS = 2_000_000_000  # a run that has ended is looked at so often
 
 
 class RunWatch:
@@ -79,6 +79,7 @@ class RunWatch:
         self._ticked_ns = 0
         self._published_ns = 0
         self._polled_ns = 0
+        self._lived_ns = 0
         self.quiet_since_ns = clock.monotonic_ns()
 
     @property
@@ -97,8 +98,12 @@ class RunWatch:
     def turn(self, samples: Sequence[Sample]) -> SinkBatch | None:
         """Take in what is new, judge, act; gives a batch when it is time to hand one on. Never raises."""
         now = self._clock.monotonic_ns()
-        if self.over and not samples and now - self._polled_ns < OVER_POLL_NS:
-            return None
+        if not self.over:
+            self._lived_ns = now
+        elif now - self._lived_ns > OVER_POLL_NS:  # its end has been judged by now
+            if now - self._polled_ns < OVER_POLL_NS:
+                return None
+            samples = ()  # what the host does now says nothing about a run that has ended
         self._polled_ns = now
         batch = self._collector.poll()
         self._ranks = batch.ranks
@@ -113,9 +118,9 @@ class RunWatch:
     def _judge(self, batch: RankBatch, samples: Sequence[Sample], now: int) -> list[Finding]:
         findings: list[Finding] = []
         for event in batch.events:
-            if event.kind == "config":
-                self._context.update(event.body)
-                self._guard("configure", lambda: self._engine.configure(dict(self._context)) or ())
+            if event.kind == "config" and (event.rank == 0 or not self._context):
+                self._context.update(event.body)  # one rank speaks for all, rank 0 where it is on this node
+                findings += self._guard("configuration", self._configure)
             findings += self._guard("event", lambda event=event: self._engine.event(event))  # type: ignore[misc]
         for frame in batch.frames:
             findings += self._guard("frame", lambda frame=frame: self._engine.frame(frame))  # type: ignore[misc]
@@ -134,6 +139,10 @@ class RunWatch:
             self._health.counts["rule_errors_total"] += 1
             self._note(f"rules/{what}", f"a rule failed on {what}: {type(error).__name__}: {error}")
             return []
+
+    def _configure(self) -> Iterable[Finding]:
+        self._engine.configure(dict(self._context))
+        return ()
 
     # ---- acting
 
@@ -193,7 +202,8 @@ class RunWatch:
         news = self._records or self._events or self._samples
         urgent = self._transitions or self.halting.status != self._told_halt
         waited = now - self._published_ns
-        if not (urgent or (news and waited >= PUBLISH_NS) or waited >= IDLE_PUBLISH_NS):
+        idle = waited >= IDLE_PUBLISH_NS and (now == self._lived_ns or not self._published_ns)
+        if not (urgent or (news and waited >= PUBLISH_NS) or idle):
             return None
         return self.bundle()
 
@@ -217,7 +227,7 @@ class RunWatch:
         )
         self._told_halt = halt
         for kept in (self._records, self._samples, self._events, self._transitions):
-            kept.clear()  # type: ignore[attr-defined]
+            kept.clear()
         return batch
 
     def _snapshot(self, halt: HaltStatus) -> Snapshot:
@@ -231,7 +241,7 @@ class RunWatch:
             abstaining=dict(self._engine.abstaining()),
             halt=halt,
             context=dict(self._context),
-            health=self._health.numbers(),
+            health=self._health.numbers(self._clock.monotonic_ns()),
             notes=tuple(self._notes.values()),
         )
 

@@ -149,8 +149,7 @@ def test_a_killed_rank_is_reported_within_two_seconds_with_its_last_steps(starte
         with history(tmp_path) as reader:
             return [one for one in reader.findings(RUN) if one.severity > 0 and 0 in one.ranks]
 
-    until(told, seconds=10, what="a finding names the dead rank")
-    assert time.monotonic() - killed < 2.0
+    until(told, seconds=2.0 - (time.monotonic() - killed), what="a finding names the dead rank")
     assert stored_steps(tmp_path) == [1, 2, 3, 4, 5]
 
 
@@ -287,9 +286,7 @@ def test_it_ends_on_sigint_and_sigterm_within_a_few_seconds(started: Started, tm
 
 def test_a_daemon_whose_launcher_is_gone_ends_with_its_runs(started: Started, tmp_path: Path) -> None:
     command = started.python("-c", "input()")
-    process = daemon(
-        started, tmp_path, "--run-id", RUN, "--launcher-pid", command.pid, launch={"linger_seconds": 0}
-    )
+    process = daemon(started, tmp_path, "--run-id", RUN, "--launcher-pid", command.pid, launch={"linger_seconds": 0})
     trainer = started.trainer(RUN, "--stdin")
     until(lambda: read_note(directory_of(RUN)))
     command.kill()

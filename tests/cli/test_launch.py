@@ -1,0 +1,178 @@
+"""`launch`: training starts whatever is wrong with us, and its exit code and signals are its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from run_support import HERE, Started, cli, directory_of, until
+
+from grpo_sentinel.daemon.claim import read_note
+
+FAKE = HERE / "fake_trainer.py"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "sentinel.yaml"
+    body = {"http": {"port": 0}, "launch": {"linger_seconds": 0.5}, "collectors": {"nvml": {"enabled": False}}}
+    path.write_text(json.dumps(body))
+    return path
+
+
+def launch(
+    config: Path, *command: object, run: str = "run", timeout: float = 60, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return cli("launch", "--config", config, "--run-id", run, "--", *command, timeout=timeout, env=env)
+
+
+def test_a_halted_run_returns_83_and_tells_where_the_checkpoint_is(config: Path, tmp_path: Path) -> None:
+    done = launch(config, sys.executable, FAKE, "--output-dir", tmp_path / "out", "--save-steps", 5, "--bad-from", 150)
+    assert done.returncode == 83, done.stderr
+    assert "was halted" in done.stderr
+    assert str(tmp_path / "out" / "checkpoint-") in done.stderr
+    assert "kept from before the onset" in done.stderr
+    assert "history.sqlite" in done.stderr
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_trainers_own_exit_code_is_returned(config: Path, code: int) -> None:
+    done = launch(config, sys.executable, FAKE, "--steps", 3, "--exit-code", code)
+    assert done.returncode == code
+    assert f"ended with exit code {code}" in done.stderr or "no summary" in done.stderr
+
+
+def test_a_command_killed_by_a_signal_gives_128_plus_its_number(config: Path) -> None:
+    done = launch(config, sys.executable, FAKE, "--kill-self-at", 5)
+    assert done.returncode == 128 + signal.SIGKILL
+
+
+def test_a_command_that_does_not_exist_is_one_line(config: Path) -> None:
+    done = launch(config, "/no/such/program")
+    assert done.returncode == 127
+    assert done.stderr.count("\n") == 1
+    assert "/no/such/program" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+def test_signals_go_through_to_the_command_once(
+    started: Started, config: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    seen = tmp_path / "seen"
+    process = started.cli(
+        "launch", "--no-daemon", "--config", config, "--run-id", "run", "--", sys.executable, FAKE,
+        "--signals-to", seen, "--exit-code", 7,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "ready"
+    process.send_signal(number)
+    until(seen.exists)
+    if number is not signal.SIGTERM:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 7
+    assert seen.read_text().split() == list(dict.fromkeys([number.name, "SIGTERM"]))
+
+
+def test_the_agent_is_switched_on_by_environment_alone(config: Path, tmp_path: Path) -> None:
+    body = json.loads(config.read_text())
+    config.write_text(json.dumps({**body, "agent": {"gate": "halt", "vote_every": 4}}))
+    done = cli(
+        "launch", "--no-daemon", "--config", config, "--", sys.executable, "-c",
+        "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('GRPO_SENTINEL')}))",
+        env={"SLURM_JOB_ID": "4711"},
+    )  # fmt: skip
+    given = json.loads(done.stdout)
+    assert given["GRPO_SENTINEL"] == "1"
+    assert given["GRPO_SENTINEL_RUN_ID"] == "4711"
+    assert given["GRPO_SENTINEL_DIR"] == str(tmp_path / "rings")
+    settings = json.loads(given["GRPO_SENTINEL_SETTINGS"])
+    assert (settings["gate"], settings["vote_every"]) == ("halt", 4)
+    pytest.importorskip("torch")
+    from grpo_sentinel.agent.settings import settings_from_environment
+
+    assert settings_from_environment(given).gate == "halt"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(["torchrun", "--rdzv-id", "job7", "t.py"], "job7"), (["torchrun", "--rdzv_id=job8"], "job8"), (["python"], "")],
+)
+def test_the_rendezvous_names_the_run_on_every_node(command: list[str], name: str) -> None:
+    from grpo_sentinel.cli.launch import base_run_id
+
+    assert base_run_id({"TORCHELASTIC_RUN_ID": "none"}, command) == name
+    assert base_run_id({"GRPO_SENTINEL_RUN_ID": "mine"}, command) == "mine"
+
+
+def test_a_bad_config_is_said_and_training_runs(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("halting:\n  cooldown_seconds: soon\n")
+    done = launch(bad, sys.executable, "-c", "print('trained')")
+    assert (done.returncode, done.stdout.strip()) == (0, "trained")
+    assert "bad.yaml line 2" in done.stderr
+    assert "training starts" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["missing", "read-only", "full"])
+def test_without_a_place_for_rings_training_runs_and_one_line_says_so(tmp_path: Path, config: Path, kind: str) -> None:
+    place = tmp_path / "place"
+    if kind == "missing":
+        (tmp_path / "file").write_text("")
+        place = tmp_path / "file" / "sub"
+    elif kind == "read-only":
+        place = Path("/proc/sys")
+    else:
+        place.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], check=False, capture_output=True
+        )
+        if mounted.returncode:
+            pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        done = launch(config, sys.executable, "-c", "print('trained')", GRPO_SENTINEL_DIR=str(place))
+    finally:
+        if kind == "full":
+            subprocess.run(["umount", place], check=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "trained")
+    assert done.stderr.count("\n") == 1
+    assert str(place) in done.stderr
+    assert "Training starts unwatched" in done.stderr
+
+
+def test_kill_9_of_the_sidecar_leaves_training_alone_and_starts_it_again(started: Started, config: Path) -> None:
+    process = started.cli(
+        "launch", "--config", config, "--run-id", "run", "--", sys.executable, FAKE, "--steps", 10_000
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "ready"
+    first = until(lambda: read_note(directory_of("run")))
+    os.kill(first.pid, signal.SIGKILL)
+    second = until(lambda: (note := read_note(directory_of("run"))) and note.pid != first.pid and note)
+    assert process.poll() is None
+    assert second.pid != first.pid
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert "started again, training goes on" in (process.stderr.read() if process.stderr else "")
+
+
+def test_kill_9_of_the_launcher_leaves_no_sidecar_behind_for_ever(started: Started, config: Path) -> None:
+    process = started.cli("launch", "--config", config, "--run-id", "run", "--", sys.executable, FAKE, "--steps", 500)
+    assert process.stdout is not None
+    process.stdout.readline()
+    note = until(lambda: read_note(directory_of("run")))
+    process.kill()
+    began = time.monotonic()
+    until(lambda: read_note(directory_of("run")) is None, seconds=60, what=f"daemon {note.pid} ends")
+    assert time.monotonic() - began > 1, "it stays while the trainer lives"
+
+
+def test_a_script_without_a_trainer_is_told_how_to_attach(config: Path) -> None:
+    done = launch(config, sys.executable, "-c", "pass")
+    assert done.returncode == 0
+    assert "no trainer attached" in done.stderr
