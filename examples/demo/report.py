@@ -117,7 +117,7 @@ def _check_findings(name: str, expected: Expectation, story: Story, injected: di
     hits = [finding for finding in told if finding.layer in expected.layers]
     hits = [f for f in hits if expected.rank is None or f.ranks == (expected.rank,)]
     hits = [f for f in hits if not expected.names_subject or subject in (f.subject, *f.message.split())]
-    early = [f for f in told if f.onset_step < step - 1]  # a rank killed early in a step was last seen in the one before
+    early = [f for f in told if f.onset_step < step - 1]  # killed early in a step: last seen before it
     wanted = f"a finding in the {' or '.join(expected.layers)} layer"
     wanted += f" names rank {expected.rank}" if expected.rank is not None else ""
     wanted += f" and {subject}" if expected.names_subject else ""
