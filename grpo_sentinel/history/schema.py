@@ -35,6 +35,7 @@ CREATE TABLE rollups (
     id INTEGER PRIMARY KEY, run INTEGER NOT NULL, rank INTEGER NOT NULL, mode INTEGER NOT NULL,
     bucket INTEGER NOT NULL, layout INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE UNIQUE INDEX rollups_by_bucket ON rollups (run, rank, mode, bucket);
+CREATE INDEX rollups_by_layout ON rollups (run, layout);
 CREATE TABLE events (
     id INTEGER PRIMARY KEY, run INTEGER NOT NULL, rank INTEGER NOT NULL, step INTEGER NOT NULL,
     sequence INTEGER NOT NULL, wall_ns INTEGER NOT NULL, kind TEXT NOT NULL, truncated INTEGER NOT NULL,
