@@ -5,9 +5,9 @@ Every layer is asked the same four questions. A layer without a signal for one i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from grpo_sentinel.catalog import SIGNALS, layer_of, split_name
 from grpo_sentinel.records import Finding, Mode, StepRecord
@@ -46,7 +46,7 @@ class Digest:
     records: int = 0
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # rank -> first and last step
     series: dict[str, dict[int, list[Point]]] = field(default_factory=dict)  # signal -> rank -> points
-    _watched: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    _watched: dict[str, tuple[str, str]] = field(default_factory=dict)  # signal -> layer and question
     _wrong: dict[tuple[str, str], Answer] = field(default_factory=dict)
 
     def add(self, record: StepRecord) -> None:
@@ -61,38 +61,43 @@ class Digest:
                 points = self.series.setdefault(signal, {}).setdefault(record.rank, [])
                 points.append((record.step, record.values[signal]))
         for name, value in record.values.items():
-            self._ask(record, name, value)
+            place = _place_of(name)
+            if place is None:
+                continue
+            if name not in self._watched:
+                self._watched[name] = place.key
+            if value - value != 0 or (place.counts_wrong and value > 0):  # NaN and infinities give NaN
+                self._note(place.key, Answer(0, record.step, record.rank, name))
 
-    def _ask(self, record: StepRecord, name: str, value: float) -> None:
-        question = _question_of(name)
-        if question is None:
-            return
-        key = (layer_of(name), question)
-        self._watched.setdefault(key, set()).add(name)
-        if math.isfinite(value) and not (value > 0 and _counts_wrong(name)):
-            return
+    def _note(self, key: tuple[str, str], wrong: Answer) -> None:
         known = self._wrong.get(key)
-        if known is None or known.step is None or record.step < known.step:
-            self._wrong[key] = Answer(0, record.step, record.rank, name)
+        if known is None or (known.step or 0) > (wrong.step or 0):
+            self._wrong[key] = wrong
 
     def answer(self, layer: str, question: str) -> Answer:
         """Answer one question about one layer."""
         wrong = self._wrong.get((layer, question), Answer())
-        return Answer(len(self._watched.get((layer, question), ())), wrong.step, wrong.rank, wrong.signal)
+        watched = sum(key == (layer, question) for key in self._watched.values())
+        return Answer(watched, wrong.step, wrong.rank, wrong.signal)
 
 
-_QUESTION: dict[str, str | None] = {}
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which question a signal answers, and whether it counts something that must be zero."""
+
+    key: tuple[str, str]
+    counts_wrong: bool
 
 
-def _question_of(name: str) -> str | None:
-    """Which question a signal answers; every number may show a NaN, so the first question takes all the rest."""
-    if name not in _QUESTION:
-        if len(_QUESTION) > 10_000:
-            _QUESTION.clear()
-        base = split_name(name)[0].partition(".")[2]
-        found = next((q for q, words in _WORDS.items() if any(w in base for w in words) and _counts_wrong(name)), None)
-        _QUESTION[name] = found or ("numbers" if layer_of(name) in LAYERS else None)
-    return _QUESTION[name]
+@lru_cache(maxsize=10_000)
+def _place_of(name: str) -> _Place | None:
+    """Find what a signal answers: every number may be NaN, so the first question takes all that no other does."""
+    layer = layer_of(name)
+    if layer not in LAYERS:
+        return None
+    base, counts = split_name(name)[0], _counts_wrong(name)
+    found = next((q for q, words in _WORDS.items() if counts and any(word in base for word in words)), "numbers")
+    return _Place((layer, found), counts)
 
 
 def _counts_wrong(name: str) -> bool:

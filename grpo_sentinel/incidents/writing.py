@@ -14,6 +14,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import os
 import shutil
 import time
@@ -31,6 +32,7 @@ from grpo_sentinel.incidents.page import page
 from grpo_sentinel.incidents.places import MANIFEST, begin, put_in_place
 from grpo_sentinel.incidents.redaction import Samples, event_for, without_secrets
 from grpo_sentinel.incidents.report import markdown
+from grpo_sentinel.records import StepRecord
 
 MOST_EVENTS = 20_000
 MOST_SAMPLES = 20_000
@@ -132,8 +134,22 @@ def _write_steps(build: _Build, source: Source, digest: Digest) -> None:
                 file = stack.enter_context(gzip.GzipFile(build.folder / name, "wb", compresslevel=3))
                 open_files[record.rank] = file
                 build.files[name] = "steps"
-            file.write(dumps(record).encode() + b"\n")
+            file.write(_line(record))
             digest.add(record)
+
+
+def _line(record: StepRecord) -> bytes:
+    """Write one record; the encoder's own speed where all is finite, which is nearly always."""
+    body = {
+        "run_id": record.run_id, "rank": record.rank, "sequence": record.sequence, "step": record.step,
+        "kind": record.kind.name.lower(), "mode": record.mode.name.lower(), "micro_batch": record.micro_batch,
+        "generation": record.generation, "monotonic_ns": record.monotonic_ns, "wall_ns": record.wall_ns,
+        "values": record.values,
+    }  # fmt: skip
+    try:
+        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    except (ValueError, TypeError):
+        return dumps(record).encode() + b"\n"
 
 
 def _write_events(build: _Build, source: Source, samples: Samples) -> None:
