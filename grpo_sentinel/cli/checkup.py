@@ -168,9 +168,7 @@ def nvml(config: Config) -> list[Finding]:
         remedy = (
             "fine without GPUs; in a container use the NVIDIA runtime with the utility capability"
             if not devices
-            else (
-                "devices are there, the library is not: NVIDIA_DRIVER_CAPABILITIES=utility,compute for the container"
-            )
+            else ("devices are there, the library is not: NVIDIA_DRIVER_CAPABILITIES=utility,compute for the container")
         )
         return [Finding("NVML", State.NOTE, "libnvidia-ml.so.1 not found: GPUs are not watched", remedy)]
     return [Finding("NVML", State.GOOD, f"{library}, devices: {', '.join(devices) or 'none visible'}")]

@@ -86,6 +86,8 @@ def write_summary(
     say(f"run {directory.name} {'was halted' if halted else f'ended with exit code {code}'}; {_count(told)}")
     for finding in [one for one in told if not one.root_id][:_MOST_FINDINGS]:
         say(f"  {finding.severity.name.lower()}, {finding.layer}, since step {finding.onset_step}: {finding.message}")
+    for finding in [one for one in told if one.root_id and one.severity is Severity.CRITICAL][:_MOST_FINDINGS]:
+        say(f"    then critical, {finding.layer}: {finding.message}")
     if requests and requests[-1].request_id:
         last = requests[-1]
         say(f"  request {last.request_id} by {last.requested_by}: {last.state.name.lower()}"

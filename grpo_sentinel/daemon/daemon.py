@@ -30,6 +30,7 @@ from grpo_sentinel.daemon.health import Health
 from grpo_sentinel.daemon.pins import Pins
 from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories, state_dir
 from grpo_sentinel.daemon.resume import resume
+from grpo_sentinel.daemon.tidy import tidy
 from grpo_sentinel.daemon.watch import RunWatch, unbounded
 from grpo_sentinel.errors import HistoryError, SentinelError
 from grpo_sentinel.halting import HaltController, LauncherHandle, NodeLauncher
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 LOOK_NS = 500_000_000  # between two looks for new runs
 RETIRE_NS = 2_000_000_000  # a run that had ended before we came is let go after so long
 FORGET_NS = 600_000_000_000  # a run that ended while we watched stays on the page so long
+TIDY_NS = 60_000_000_000  # between two looks for rings that nobody needs any more
 CLOSE_SECONDS = 5.0
 STUCK_SECONDS = 10.0  # a loop that has not turned for so long is unhealthy
 
@@ -84,6 +86,7 @@ class Daemon:
         self._retired: dict[Path, tuple[int, ...]] = {}
         self._said: dict[str, str] = {}
         self._looked_ns: int | None = None
+        self._tidy_ns = self._clock.monotonic_ns() + TIDY_NS
         self._idle_since_ns = self._turned_ns = self._clock.monotonic_ns()
         self.act_token = secrets.token_urlsafe(24)
         self.url = ""
@@ -256,6 +259,10 @@ class Daemon:
                 self._last_words(watch, ())
                 self._watches.pop(directory).close()
                 log.info("run %s has ended", watch.run_id)
+        if self._config.sinks.history.enabled and not self._sinks.problems() and now >= self._tidy_ns:
+            self._tidy_ns = now + TIDY_NS
+            for directory in tidy(list(self._retired), self._clock.wall_ns() / 1e9):
+                self._retired.pop(directory)
 
     @property
     def _named(self) -> bool:

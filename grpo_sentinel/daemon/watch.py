@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 TICK_NS = 250_000_000  # silence, death and stragglers are judged so often
 PUBLISH_NS = 200_000_000  # records are handed on in bundles of so long; findings at once
 IDLE_PUBLISH_NS = 1_000_000_000
+ABSTAIN_NS = 5_000_000_000  # why rules cannot judge is asked so often: it walks over all of them
 OVER_POLL_NS = 2_000_000_000  # a run that has ended is looked at so often
 
 
@@ -79,6 +80,8 @@ class RunWatch:
         self._ticked_ns = 0
         self._published_ns = 0
         self._polled_ns = 0
+        self._abstaining: Mapping[str, str] = {}
+        self._abstained_ns = 0
         self._lived_ns = 0
         self.quiet_since_ns = clock.monotonic_ns()
 
@@ -231,6 +234,9 @@ class RunWatch:
         return batch
 
     def _snapshot(self, halt: HaltStatus) -> Snapshot:
+        if self._published_ns >= self._abstained_ns + ABSTAIN_NS or not self._abstaining:
+            self._abstained_ns = self._published_ns
+            self._abstaining = dict(self._engine.abstaining())
         return Snapshot(
             run_id=self.run_id,
             node=self._node,
@@ -238,7 +244,7 @@ class RunWatch:
             ranks=self._ranks,
             samples=dict(self._newest_samples),
             findings=tuple(self._guard("active", self._engine.active)),
-            abstaining=dict(self._engine.abstaining()),
+            abstaining=self._abstaining,
             halt=halt,
             context=dict(self._context),
             health=self._health.numbers(self._clock.monotonic_ns()),
