@@ -32,7 +32,9 @@ class AgentConfig(_Section):
     local_gradients: Literal["off", "on_anomaly", "always"] = Field(
         "on_anomaly", description="watch each rank's own gradient before the all-reduce, to name the culprit"
     )
-    vote_every: int = Field(1, ge=1, description="step vote every so many optimizer steps")
+    vote_every: int = Field(
+        1, ge=1, description="step votes per comparison of parameter digests; gate and halt are agreed at every step"
+    )
     overhead_share: float = Field(0.005, gt=0, le=1, description="share of step time above which sampling is thinned")
     overhead_floor_seconds: float = Field(0.002, ge=0, description="self time per step that is always allowed")
     segment_slots: int = Field(256, ge=64, le=65536, description="step records a ring holds")

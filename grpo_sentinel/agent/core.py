@@ -59,7 +59,6 @@ class Core:
         why_off: str = "",
         gate: str = "skip",
         skip_above_norm: float | None = None,
-        vote_every: int = 1,
         on_error: ReportError | None = None,
     ) -> None:
         self.rank = rank
@@ -68,9 +67,7 @@ class Core:
         self._transport = transport
         self._gate = gate
         self._bound = math.inf if skip_above_norm is None else skip_above_norm
-        self._every = vote_every
         self._on_error = on_error
-        self._calls = 0
         self.scaled = False
         self.scaler_skips = 0
 
@@ -101,9 +98,8 @@ class Core:
             norm=norm,
             digest=digest,
         )
-        due = self._calls % self._every == 0
-        self._calls += 1
-        outcome = self._vote(ballot) if due and self._transport is not None else self._alone(ballot)
+        # At every step, with no option to thin it: between votes one rank could skip or halt alone.
+        outcome = self._alone(ballot) if self._transport is None else self._vote(ballot)
         if outcome.by_scaler:
             self.scaler_skips += 1
         elif outcome.skip:

@@ -102,7 +102,6 @@ def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
             why_off=handshake.reason,
             gate=settings.gate,
             skip_above_norm=settings.skip_above_norm,
-            vote_every=settings.vote_every,
             on_error=lambda reason, trace: agent.event("vote_error", {"reason": reason, "traceback": trace}),
         ),
         desk=HaltDesk(

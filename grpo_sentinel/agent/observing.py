@@ -63,6 +63,7 @@ class Observer:
         self._reward_history = reward_probe.History()
         self._local = LocalWatch()
         self._local_steps_left = 0
+        self._votes = 0
 
     @property
     def must_wait(self) -> bool:
@@ -153,6 +154,9 @@ class Observer:
 
     def _digest(self) -> torch.Tensor | None:
         if not self.replicated or self._optimizer is None or self._optimizer_probe is None:
+            return None
+        self._votes += 1
+        if (self._votes - 1) % self._settings.vote_every:
             return None
         return self._optimizer_probe.digest(self._optimizer)
 

@@ -34,7 +34,7 @@ class Settings:
     gate: str = "skip"  # skip | halt | off: what happens to an update whose gradient is not finite on any rank
     skip_above_norm: float | None = None  # also stop updates whose pre-clip norm exceeds this
     local_gradients: str = "on_anomaly"  # off | on_anomaly | always: watch each rank's gradient before the all-reduce
-    vote_every: int = 1
+    vote_every: int = 1  # parameter digests stand in every so many votes; gate and requests in every one
     overhead_share: float = 0.005
     overhead_floor_seconds: float = 0.002
     segment_slots: int = 256

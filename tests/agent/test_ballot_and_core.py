@@ -1,5 +1,6 @@
 """The vote's arithmetic and the core's decisions, without processes."""
 
+import inspect
 import math
 
 import pytest
@@ -89,11 +90,11 @@ def test_a_flag_of_another_rank_stops_this_one():
     assert (outcome.first_flagged, outcome.norms_differ) == (1, True)
 
 
-def test_between_votes_the_gate_is_local_and_no_request_is_agreed():
-    core = Core(rank=0, transport=Others(Ballot(rank=1, action=7, request_id=1)), vote_every=3)
-    seen = [(core.decide(1.0).voted, core.voting) for _ in range(4)]
-    assert seen == [(True, True), (False, True), (False, True), (True, True)]
-    assert Core(rank=0, transport=Others(), vote_every=2).decide(1.0, action=7, request_id=2).action == 7
+def test_every_decision_is_voted_so_that_no_rank_ever_acts_alone():
+    core = Core(rank=0, transport=Others(Ballot(rank=1, action=7, request_id=1, flag=NONFINITE)))
+    seen = [core.decide(1.0) for _ in range(4)]
+    assert [(outcome.voted, outcome.skip, outcome.action) for outcome in seen] == [(True, True, 7)] * 4
+    assert "vote_every" not in inspect.signature(Core).parameters
 
 
 def test_without_a_vote_a_request_is_not_acted_on():
