@@ -14,6 +14,7 @@ BENCHMARKS = {
     "probes": "benchmarks.bench_probes",
     "collect": "benchmarks.bench_collect",
     "rules": "benchmarks.bench_rules",
+    "rules": "benchmarks.bench_rules",
     "daemon": "benchmarks.bench_daemon",
     "scrape": "benchmarks.bench_scrape",
 }

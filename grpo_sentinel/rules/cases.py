@@ -60,7 +60,9 @@ def run_case(case: Case, rules: RuleSet) -> list[str]:
     """Play a case through all rules; gives what was not as expected, nothing when it passed."""
     found = [finding for finding in play(case.body, rules) if finding.rule == case.rule]
     if not case.fires:
-        return [f"{case.name}: expected silence, got {finding.message!r} at step {finding.step}" for finding in found[:1]]
+        return [
+            f"{case.name}: expected silence, got {finding.message!r} at step {finding.step}" for finding in found[:1]
+        ]
     if not found:
         return [f"{case.name}: expected a finding, got none"]
     seen: dict[str, Any] = {
@@ -185,4 +187,3 @@ def _states(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, Any]:
         )
         out[rank] = SimpleNamespace(heartbeat=beat, liveness=Liveness(entry.get("liveness", "alive")))
     return out
-

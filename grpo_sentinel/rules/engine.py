@@ -87,7 +87,8 @@ class Engine:
             view = merged if tracker.rank is None else views.get(tracker.rank)
             if view is not None:
                 self._look(tracker, view, out)
-                tainted = tainted or tracker.bad
+                if tracker.bad:
+                    tainted = True
         if tainted:
             merged.tainted = True
             for view in views.values():
@@ -225,9 +226,11 @@ class Engine:
             # one rule with strange numbers must not stop the others
             self._errors[tracker.rule.name] = f"failed at step {view.step}: {error}"
             return
+        if change is Change.NONE:
+            return
         if change is Change.FIRED:
             self._fire(tracker, view, out, subject)
-        elif change is Change.RESOLVED and tracker.finding is not None:
+        elif tracker.finding is not None:
             finding = replace(
                 self._roots.get(tracker.finding.finding_id),
                 state=FindingState.RESOLVED, step=view.step, wall_ns=view.wall_ns,

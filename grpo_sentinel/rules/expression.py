@@ -18,7 +18,7 @@ _OPERATORS = ("+", "-", "*", "/")
 class Expression:
     """A parsed quantity. Calling it gives a float, or None when a signal is missing or a division is by zero."""
 
-    __slots__ = ("_name", "_terms", "names", "text")
+    __slots__ = ("_name", "_terms", "constant", "names", "text")
 
     def __init__(self, source: str | float, label: str = "") -> None:
         self.text = str(source).replace("[*]", f"[{label}]") if label else str(source)
@@ -32,7 +32,9 @@ class Expression:
             self._terms.append((operator, _operand(operand, source)))
         self.names: tuple[str, ...] = tuple(term for _, term in self._terms if isinstance(term, str))
         first = self._terms[0][1]
-        self._name = first if len(self._terms) == 1 and isinstance(first, str) else ""
+        single = first if len(self._terms) == 1 else None
+        self._name = single if isinstance(single, str) else ""
+        self.constant: float | None = single if isinstance(single, float) else None
 
     def __call__(self, get: Get) -> float | None:
         if self._name:

@@ -24,11 +24,11 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 """layer -> layers whose trouble can follow from it."""
 
 
-def order(finding: Finding) -> tuple[bool, int, int, int, str]:
-    """Sort key of a chain: notes last, then onset, layer, and who was announced first."""
+def order(finding: Finding) -> tuple[bool, int, int, int, int, str]:
+    """Sort key of a chain: notes last, then onset, layer, announced first, graver."""
     layer = LAYERS.index(finding.layer)
     note = finding.severity is Severity.NOTE
-    return note, finding.onset_step, layer, finding.step, finding.finding_id
+    return note, finding.onset_step, layer, finding.step, -int(finding.severity), finding.finding_id
 
 
 class RootCause:
@@ -77,7 +77,9 @@ class RootCause:
     def _explains(self, cause: Finding, effect: Finding) -> bool:
         if cause.finding_id == effect.finding_id or effect.layer not in FOLLOWS[cause.layer]:
             return False
-        if order(cause) >= order(effect) or (cause.severity is Severity.NOTE and effect.severity > Severity.NOTE):
+        if cause.onset_step > effect.onset_step or order(cause) >= order(effect):
+            return False
+        if cause.severity is Severity.NOTE and effect.severity > Severity.NOTE:
             return False
         near = effect.onset_step - max(cause.onset_step, cause.step) <= self._gap
         return near or (cause.state is FindingState.FIRING and effect.onset_step - cause.onset_step <= 3 * self._gap)

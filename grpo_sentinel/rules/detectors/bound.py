@@ -34,6 +34,16 @@ class Bound:
             raise ValueError("relative, absolute and hysteresis must not be negative")
         self._seen = 0
         self._signal_text = self.signal.text
+        # constant limits, the usual case, are widened by their slack once
+        self._top = self._edge(self.max, 1.0)
+        self._bottom = self._edge(self.min, -1.0)
+        self._not_a_number = unable(f"{self._signal_text} is not a number")
+
+    def _edge(self, limit: Expression | None, sign: float) -> float | None:
+        return None if limit is None or limit.constant is None else self._widen(limit.constant, sign)
+
+    def _widen(self, limit: float, sign: float) -> float:
+        return limit + sign * (self.absolute + self.relative * abs(limit))
 
     def update(self, view: View) -> Verdict:
         if self.until_step and view.step > self.until_step:
@@ -50,25 +60,32 @@ class Bound:
         if value is None:
             return unable(self.signal.missing(get))
         if value != value:
-            return unable(f"{self._signal_text} is not a number")
+            return self._not_a_number
         near = False
         if self.max is not None:
-            limit = self.max(get)
-            if limit is None:
-                return unable(self.max.missing(get))
-            edge = limit + self.absolute + self.relative * abs(limit)
+            edge = self._top
+            if edge is None:
+                limit = self.max(get)
+                if limit is None:
+                    return unable(self.max.missing(get))
+                edge = self._widen(limit, 1.0)
             if value > edge or (self.strict and value >= edge):
-                return Verdict(bad=True, clear=False, value=value, limit=limit, signal=self._signal_text)
+                return self._bad(value, self.max(get))
             near = value > edge - self.hysteresis * abs(edge)
         if self.min is not None:
-            limit = self.min(get)
-            if limit is None:
-                return unable(self.min.missing(get))
-            edge = limit - self.absolute - self.relative * abs(limit)
+            edge = self._bottom
+            if edge is None:
+                limit = self.min(get)
+                if limit is None:
+                    return unable(self.min.missing(get))
+                edge = self._widen(limit, -1.0)
             if value < edge or (self.strict and value <= edge):
-                return Verdict(bad=True, clear=False, value=value, limit=limit, signal=self._signal_text)
+                return self._bad(value, self.min(get))
             near = near or value < edge + self.hysteresis * abs(edge)
         return NEAR if near and self.hysteresis else FINE
+
+    def _bad(self, value: float, limit: float | None) -> Verdict:
+        return Verdict(bad=True, clear=False, value=value, limit=limit, signal=self._signal_text)
 
     def blames(self, get: Get) -> bool:
         """Does a rank alone break it?"""

@@ -15,6 +15,9 @@ class All:
 
     def update(self, view: View) -> Verdict:
         verdicts = [part.update(view) for part in self.of]
+        for verdict in verdicts:  # the usual case, without an allocation
+            if verdict is FINE:
+                return FINE
         if all(verdict.bad for verdict in verdicts):
             onsets = [verdict.onset for verdict in verdicts if verdict.onset is not None]
             details = "; ".join(verdict.detail for verdict in verdicts if verdict.detail)
@@ -38,9 +41,10 @@ class Any:
         for verdict in verdicts:
             if verdict.bad:
                 return verdict
-        if all(verdict.unable for verdict in verdicts):
+        judged = [verdict for verdict in verdicts if not verdict.unable]
+        if not judged:
             return verdicts[0]
-        return FINE if all(verdict.clear for verdict in verdicts) else NEAR
+        return NEAR if NEAR in judged else FINE
 
     def blames(self, get: Get) -> bool:
         return any(part.blames(get) for part in self.of if hasattr(part, "blames"))

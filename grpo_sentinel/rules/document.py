@@ -1,0 +1,158 @@
+"""Writes docs/rules.md from the rules themselves, so that it cannot differ from them.
+
+python -m grpo_sentinel.rules.document docs/rules.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_sentinel.catalog import LAYERS
+from grpo_sentinel.rules.detectors import KINDS, detector_class
+from grpo_sentinel.rules.load import load_rules
+from grpo_sentinel.rules.profiles import builtin_profiles
+from grpo_sentinel.rules.rule import Rule
+
+_HEAD = """# Rules
+
+Written by `python -m grpo_sentinel.rules.document docs/rules.md`; edit the rules in `grpo_sentinel/rules/catalogue/`,
+not this file.
+
+A rule is data: signals, a typed detector with parameters, how long it must last (`for`: `n of m` judged steps), an
+action, why it matters, what to try, where it comes from, and a false-alarm budget per 1,000 healthy steps. A **bound**
+must hold exactly and needs no baseline; while one is broken, no baseline learns. A step in which a signal is missing
+changes nothing: neither alarm nor all-clear; `status` lists what abstains and why. A finding that fires is told again,
+under the same `finding_id`, when its rank, parameter or root becomes known, and once more when it resolves.
+
+Change a rule in the configuration (`for`, `resolve_after`, `cooldown`, every detector parameter, nested ones by path):
+
+```yaml
+rules:
+  disabled: [groups_saturated]
+  override:
+    kl_high: {severity: critical, parameters: {max: 0.5, for: 5}}
+    kl_blow_up: {parameters: {of.0.max: 0.8}}
+    grad_norm_above_limit: {enabled: true, action: checkpoint-and-halt, parameters: {max: 100}}
+  files: [my-rules.yaml]
+```
+
+A rule of one's own has the same format as the built-in ones:
+
+```yaml
+layer: reward
+rules:
+  - name: accuracy_below_a_tenth
+    severity: warning
+    detect: {kind: bound, signal: "reward.func_mean[accuracy]", min: 0.1}
+    for: 20 of 25
+    message: "accuracy reward is {value}, below {limit}"
+    why: The warm start is gone.
+    remedies: ["Go back to the checkpoint before the onset."]
+```
+
+Message fields: value, limit, step, onset, ranks, subject, signal, detail. A quantity is a signal, a number, or several
+joined by `+ - * /` between blanks, left to right. `signal[*]` runs the rule once per label.
+"""
+
+
+def document() -> str:
+    """Give the whole page."""
+    rules = load_rules()
+    parts = [_HEAD, _overview(rules), _details(rules), _detectors(), _profiles()]
+    return "\n".join(parts)
+
+
+def _overview(rules: Iterable[Rule]) -> str:
+    rows = [
+        "## All rules",
+        "",
+        "| layer | rule | severity | action | for | detector |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for rule in rules:
+        kind = str(rule.detect["kind"]) + (" (bound)" if rule.bound and rule.detect["kind"] != "bound" else "")
+        off = "" if rule.enabled else " (off)"
+        rows.append(
+            f"| {rule.layer} | [{rule.name}](#{rule.name}){off} | {rule.severity.name.lower()} | {_action(rule)} |"
+            f" {rule.persistence} | {kind} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def _details(rules: Iterable[Rule]) -> str:
+    known = list(rules)
+    out: list[str] = []
+    for layer in LAYERS:
+        out += [f"## Layer {layer}", ""]
+        for rule in known:
+            if rule.layer == layer:
+                out += _detail(rule)
+    return "\n".join(out)
+
+
+def _detail(rule: Rule) -> list[str]:
+    lines = [f"### {rule.name}", "", f"{rule.severity.name.capitalize()}: {rule.message}", "", rule.why, ""]
+    lines += [f"- try: {remedy}" for remedy in rule.remedies]
+    lines += [f"- fires when: `{spec_words(rule.detect)}`, for {rule.persistence}; action {_action(rule)}"]
+    if rule.when:
+        lines += [f"- only judged when: {', '.join(f'`{text}`' for text in rule.when)}"]
+    if rule.unless is not None:
+        lines += [f"- not when: `{spec_words(rule.unless)}`"]
+    lines += [
+        f"- source: {rule.reference}; budget {rule.false_alarm_budget:g} false alarms per 1,000 healthy steps",
+        "",
+    ]
+    return lines
+
+
+def spec_words(spec: Mapping[str, Any]) -> str:
+    """Write a detector on one line: `bound(signal=policy.x, max=1)`."""
+    parts = []
+    for key, value in spec.items():
+        if key == "kind":
+            continue
+        parts.append(f"{key}={_value(value)}")
+    return f"{spec['kind']}({', '.join(parts)})"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping) and "kind" in value:
+        return spec_words(value)
+    if isinstance(value, list):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _action(rule: Rule) -> str:
+    return rule.action.name.lower().replace("_", "-")
+
+
+def _detectors() -> str:
+    out = ["## Detectors", ""]
+    for kind in KINDS:
+        text = (detector_class(kind).__doc__ or "").strip()
+        out += [f"### `{kind}`", "", "\n".join(line.strip() for line in text.splitlines()), ""]
+    return "\n".join(out)
+
+
+def _profiles() -> str:
+    out = [
+        "## Profiles",
+        "",
+        "Picked from the trainer's configuration (`rules.profile: auto`), or named; all that match apply.",
+        "",
+    ]
+    for profile in builtin_profiles():
+        when = ", ".join(f"{key} {_value(value)}" for key, value in profile.when.items())
+        out += [f"- **{profile.name}** ({when}): {profile.help}"]
+        out += [f"  - {name} rests: {reason}" for name, reason in profile.disable.items()]
+        for name, values in profile.parameters.items():
+            out += [f"  - {name}: {', '.join(f'{key} {_value(value)}' for key, value in values.items())}"]
+    return "\n".join(out) + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(document(), encoding="utf-8")

@@ -1,0 +1,107 @@
+"""Chains: who is the root, who follows, and what one incident looks like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo_sentinel.records import Action, Finding, FindingState, Severity
+from grpo_sentinel.rules import load_rules
+from grpo_sentinel.rules.cases import play
+from grpo_sentinel.rules.root_cause import RootCause
+
+RULES = load_rules()
+
+
+def finding(
+    rule: str, layer: str, onset: int, *, step: int | None = None, severity: Severity = Severity.WARNING
+) -> Finding:
+    return Finding(
+        finding_id=f"{rule}:all:{onset}", rule=rule, layer=layer, severity=severity, state=FindingState.FIRING,
+        action=Action.ALERT, run_id="r", step=step or onset, onset_step=onset, ranks=(), message="", wall_ns=0,
+    )  # fmt: skip
+
+
+def test_within_one_step_the_lowest_layer_is_the_root() -> None:
+    roots = RootCause()
+    gradient, _ = roots.add(finding("g", "gradient", 12))
+    reward, moved = roots.add(finding("r", "reward", 12))
+    assert (gradient.root_id, reward.root_id) == ("", "")
+    assert [(f.rule, f.root_id) for f in moved] == [("g", "r:all:12")]
+    assert [f.rule for f in roots.firing()] == ["r", "g"]
+
+
+def test_between_steps_the_earlier_onset_is_the_root_whatever_its_layer() -> None:
+    roots = RootCause()
+    roots.add(finding("lr", "optimizer", 6))
+    later, _ = roots.add(finding("truncated", "data", 7))
+    assert later.root_id == "lr:all:6"
+
+
+def test_a_root_that_comes_in_last_takes_over_a_whole_chain() -> None:
+    roots = RootCause()
+    roots.add(finding("loss", "policy", 12))
+    roots.add(finding("grad", "gradient", 12))
+    _, moved = roots.add(finding("ids", "data", 12, step=14))
+    assert {(f.rule, f.root_id) for f in moved} == {("loss", "ids:all:12"), ("grad", "ids:all:12")}
+
+
+def test_what_lies_far_apart_in_time_is_not_one_incident() -> None:
+    roots = RootCause()
+    first = roots.add(finding("r", "reward", 12))[0]
+    roots.update(replace(first, state=FindingState.RESOLVED, step=15))
+    assert roots.add(finding("g", "gradient", 300))[0].root_id == ""
+
+
+def test_a_reward_fault_does_not_explain_a_broken_gpu_but_a_gpu_explains_a_dead_rank() -> None:
+    roots = RootCause()
+    roots.add(finding("r", "reward", 10))
+    assert roots.add(finding("xid", "device", 12))[0].root_id == ""
+    assert roots.add(finding("dead", "time", 13))[0].root_id in ("r:all:10", "xid:all:12")
+
+
+def test_a_note_is_never_the_root_of_something_graver() -> None:
+    roots = RootCause()
+    roots.add(finding("note", "data", 10, severity=Severity.NOTE))
+    assert roots.add(finding("g", "gradient", 11))[0].root_id == ""
+
+
+def test_a_storm_is_one_incident_with_its_root_first() -> None:
+    roots = RootCause()
+    for index in range(50):
+        roots.add(finding(f"s{index}", "gradient", 20 + index % 5))
+    roots.add(finding("cause", "data", 20, step=26))
+    firing = roots.firing()
+    assert firing[0].rule == "cause"
+    assert {f.root_id for f in firing[1:]} == {"cause:all:20"}
+
+
+def test_a_resolved_finding_leaves_the_list() -> None:
+    roots = RootCause()
+    first = roots.add(finding("r", "reward", 12))[0]
+    roots.update(replace(first, state=FindingState.RESOLVED, step=20))
+    assert roots.firing() == ()
+
+
+def test_one_nan_reward_is_the_root_of_advantage_loss_gradient_and_halt() -> None:
+    series = {
+        "reward.nonfinite": {0: "0x20", 1: "0x11 8x9"}, "policy.advantage_nonfinite": {0: "0x20", 1: "0x11 8x9"},
+        "policy.loss_nonfinite": {0: "0x20", 1: "0x11 1x9"}, "gradient.nonfinite_tensors": "0x11 46x9",
+    }  # fmt: skip
+    newest = {f.finding_id: f for f in play({"ranks": 2, "series": series}, RULES)}
+    roots = {f.rule: f.root_id for f in newest.values()}
+    assert roots.pop("reward_nonfinite") == ""
+    assert set(roots) >= {"advantage_nonfinite", "loss_nonfinite", "grad_nonfinite", "nonfinite_updates"}
+    assert set(roots.values()) == {"reward_nonfinite:1:12"}
+    assert {f.ranks for f in newest.values()} == {(1,)}
+
+
+def test_a_learning_rate_of_ten_is_the_root_of_the_dead_policy() -> None:
+    series = {
+        "optimizer.learning_rate": "1e-4x11 10 1e-4x9", "optimizer.learning_rate_expected": "1e-4",
+        "optimizer.update_ratio": "0.002x11 201 0.002x9", "policy.entropy_nats": "0.85~0.06x12 0x9",
+        "data.truncated_ratio": "0.05~0.02x12 1x9", "gradient.norm_preclip": "4~1x12 1e-9x9",
+    }  # fmt: skip
+    newest = {f.rule: f for f in play({"series": series}, RULES)}
+    assert {"update_ratio_huge", "entropy_cliff", "truncation_jump"} <= set(newest)
+    assert newest.pop("lr_off_schedule").root_id == ""
+    assert {f.root_id for f in newest.values() if f.severity > Severity.NOTE} == {"lr_off_schedule:0:12"}
