@@ -134,7 +134,8 @@ class Worker:
         ended = not self._thread.is_alive()
         if not ended:
             with self._wake:
-                self._dropped["closing" if self._busy_since_ns is None else "timeout"] += len(self._queue) + (self._current_ns is not None)
+                reason = "closing" if self._busy_since_ns is None else "timeout"
+                self._dropped[reason] += len(self._queue) + (self._current_ns is not None)
                 self._queue.clear()
                 self._current_ns = None
         return ended
