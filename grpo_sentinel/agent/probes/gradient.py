@@ -152,7 +152,7 @@ def _preclip(given: torch.Tensor | float | None, norm: torch.Tensor, sharded: bo
 
 def _sampled(flats: Sequence[torch.Tensor], size: int) -> torch.Tensor:
     numels = tuple(view.numel() for view in flats)
-    if not sum(numels):
+    if not sum(numels) or not size:
         return torch.empty(0)
     plan = sample.spread(numels, tuple(str(view.device) for view in flats), size)
     taken = sample.gather(flats, plan)
