@@ -81,6 +81,7 @@ class Daemon:
         self._health = Health()
         self._background = Background("sentinel-background")
         self._stacks = Background("sentinel-stacks")
+        self._evidence = Background("sentinel-incidents")
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._watches: dict[Path, RunWatch] = {}
         self._retired: dict[Path, tuple[int, ...]] = {}
@@ -93,6 +94,9 @@ class Daemon:
 
         self._rules = parts.rules(config, self.say)
         self._sinks = parts.Sinks(config, self._state, self._node, self._clock)
+        self._incidents = parts.incidents(
+            config, self._state, self._node, self._clock, self._sinks.history_path, self._evidence
+        )
         self._collectors = parts.collectors(config, [self._state], self._roots, self._all_ranks, self._clock)
 
     # ---- what others may ask, from any thread
@@ -183,24 +187,40 @@ class Daemon:
         now = self._turned_ns = self._clock.monotonic_ns()
         if self._looked_ns is None or now - self._looked_ns >= LOOK_NS:
             self._looked_ns = now
-            self._look()
+            self._guarded("looking for runs", self._look)
         self._obey()
-        samples = [sample for collector in self._collectors for sample in self._poll(collector)]
+        samples: list[Sample] = []
+        for collector in self._collectors:
+            self._guarded(collector.name, lambda one=collector: samples.extend(self._poll(one)))  # type: ignore[misc]
         for watch in list(self._watches.values()):
-            batch = watch.turn(samples)
-            if batch is not None:
-                self._publish(watch, batch)
-        self._background.settle()
+            self._guarded(f"run {watch.run_id}", lambda watch=watch: self._turn_of(watch, samples))  # type: ignore[misc]
+        self._guarded("background work", self._background.settle)
+
+    def _turn_of(self, watch: RunWatch, samples: Sequence[Sample]) -> None:
+        batch = watch.turn(samples)
+        if batch is not None:
+            self._publish(watch, batch)
+
+    def _guarded(self, what: str, part: Callable[[], None]) -> None:
+        """Run one part of the loop; an error in it is counted and said, the other parts and the next turn go on."""
+        try:
+            part()
+        except Exception as error:  # noqa: BLE001 - one run's trouble must not end the watching of the others
+            self._health.counts["loop_errors_total"] += 1
+            self.say(f"{what} failed", f"{what}: {type(error).__name__}: {error}; the daemon goes on")
 
     def close(self) -> None:
         """Hand on what is left, let the runs go and end every part within a bounded time."""
         self._background.close(CLOSE_SECONDS)
+        self._incidents.tick()
         self._background.settle()
         for watch in self._watches.values():
-            self._last_words(watch, ())
+            self._guarded(f"run {watch.run_id}", lambda watch=watch: self._last_words(watch, ()))  # type: ignore[misc]
         for collector in self._collectors:
             collector.close()
         self._sinks.close(CLOSE_SECONDS)
+        self._incidents.close()  # after the history has taken everything
+        self._evidence.close(CLOSE_SECONDS)
         for watch in self._watches.values():
             watch.close()
         self._watches.clear()
@@ -214,9 +234,11 @@ class Daemon:
     def _publish(self, watch: RunWatch, batch: SinkBatch) -> None:
         """Add to the snapshot what only the daemon knows, and hand the batch on; never blocks."""
         snapshot = batch.snapshot
-        health = {**snapshot.health, **self._sinks.numbers()}
+        incidents = {f"incidents_{name}": value for name, value in self._incidents.health().items()}
+        health = {**snapshot.health, **self._sinks.numbers(), **incidents}
         watch.snapshot = replace(snapshot, health=health, notes=(*snapshot.notes, *self._said.values()))
         self._sinks.publish(replace(batch, snapshot=watch.snapshot))
+        self._incidents.update(watch.snapshot, batch.findings, watch.claim.directory)
 
     def _poll(self, collector: parts.Waiting, wait_seconds: float = 0.0) -> Sequence[Sample]:
         samples = collector.poll(wait_seconds)
@@ -291,7 +313,8 @@ class Daemon:
                 pid=parts.own_pid(), url=self.url, act_token=self.act_token, started_wall_ns=self._started_wall_ns
             )
             claim.publish(note)
-        except (SentinelError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run must not stay claimed and unwatched
+            self._health.counts["loop_errors_total"] += 1
             self.say(f"run {directory.name}", f"run {directory.name} cannot be watched fully: {error}")
             if directory not in self._watches:
                 claim.release()

@@ -18,6 +18,7 @@ from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting.escalation import TakeStacks
 from grpo_sentinel.halting.processes import mark_of_rank, send
 from grpo_sentinel.history import history_path
+from grpo_sentinel.incidents.recorder import IncidentRecorder
 from grpo_sentinel.incidents.stacks import write_stacks
 from grpo_sentinel.records import RankIdentity, Sample
 from grpo_sentinel.rules.load import load_rules
@@ -89,6 +90,21 @@ def collectors(
     if config.collectors.nvml.enabled:
         made.append(NvmlCollector(config.collectors.nvml, clock))
     return made
+
+
+def incidents(
+    config: Config, state: Path, node: str, clock: Clock, history: Path, background: Background
+) -> IncidentRecorder:
+    """Build the recorder of incidents; its bundles are written in `background`."""
+    return IncidentRecorder(
+        state,
+        config.incidents,
+        node=node,
+        submit=background.submit,
+        history=history if config.sinks.history.enabled else None,
+        sentinel=config.model_dump(mode="json"),
+        clock=clock,
+    )
 
 
 class Sinks:

@@ -105,16 +105,18 @@ class IncidentRecorder:
         """Take one turn of one run: its snapshot, and the findings that fired, were refined or resolved in it."""
         if not self._config.enabled:
             return
-        run = self._run(snapshot, directory)
+        try:
+            self._update(snapshot, findings, directory)
+        except Exception as error:  # noqa: BLE001 - the loop that halts training runs through here
+            self._failed(f"incidents of run {snapshot.run_id}: {type(error).__name__}: {error}")
+
+    def tick(self) -> None:
+        """Write and close what is due by the clock, also for a run that says nothing any more; once per turn."""
         now = self._clock.monotonic_ns()
-        for finding in findings:
-            self._take(run, finding, now)
-        if snapshot.halt.request_id and snapshot.halt != run.halt:
-            self._changed(run.incidents, now)
-        run.halt = snapshot.halt
-        self._see_end(run, now)
-        for incident in list(run.incidents):
-            self._tend(run, incident, now)
+        for run_id, run in list(self._runs.items()):
+            self._tend_all(run, now)
+            if run.over_since_ns is not None and not run.incidents:
+                del self._runs[run_id]
 
     def complete(self, run_id: str) -> None:
         """Write every open bundle of a run for the last time and forget the run; it has ended or is let go."""
@@ -141,6 +143,21 @@ class IncidentRecorder:
         return out
 
     # ---- runs
+
+    def _update(self, snapshot: Snapshot, findings: Sequence[Finding], directory: Path | None) -> None:
+        run = self._run(snapshot, directory)
+        now = self._clock.monotonic_ns()
+        for finding in findings:
+            self._take(run, finding, now)
+        if snapshot.halt.request_id and snapshot.halt != run.halt:
+            self._changed(run.incidents, now)
+        run.halt = snapshot.halt
+        self._tend_all(run, now)
+
+    def _tend_all(self, run: _Run, now: int) -> None:
+        self._see_end(run, now)
+        for incident in list(run.incidents):
+            self._tend(run, incident, now)
 
     def _run(self, snapshot: Snapshot, directory: Path | None) -> _Run:
         run = self._runs.get(snapshot.run_id)
