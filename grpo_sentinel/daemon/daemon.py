@@ -194,6 +194,7 @@ class Daemon:
             self._guarded(collector.name, lambda one=collector: samples.extend(self._poll(one)))  # type: ignore[misc]
         for watch in list(self._watches.values()):
             self._guarded(f"run {watch.run_id}", lambda watch=watch: self._turn_of(watch, samples))  # type: ignore[misc]
+        self._guarded("incidents", self._incidents.tick)
         self._guarded("background work", self._background.settle)
 
     def _turn_of(self, watch: RunWatch, samples: Sequence[Sample]) -> None:
@@ -212,7 +213,6 @@ class Daemon:
     def close(self) -> None:
         """Hand on what is left, let the runs go and end every part within a bounded time."""
         self._background.close(CLOSE_SECONDS)
-        self._incidents.tick()
         self._background.settle()
         for watch in self._watches.values():
             self._guarded(f"run {watch.run_id}", lambda watch=watch: self._last_words(watch, ()))  # type: ignore[misc]
