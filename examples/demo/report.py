@@ -62,7 +62,7 @@ def truth(output_dir: Path) -> dict[str, Any]:
     return json.loads(files[0].read_text()) if files else {}
 
 
-def show(screen: Screen, name: str, expected: Expectation, run: launching.Run, folder: Path) -> list[Check]:
+def show(screen: Screen, expected: Expectation, run: launching.Run, folder: Path) -> list[Check]:
     """Print findings, skips, halt and checkpoints of a watched run; return what was checked."""
     checks = [Check(f"launch returned {run.exit_code}, expected {' or '.join(map(str, expected.exit_codes))}",
                     run.exit_code in expected.exit_codes)]  # fmt: skip
@@ -73,7 +73,7 @@ def show(screen: Screen, name: str, expected: Expectation, run: launching.Run, f
         return [*checks, Check(f"the history in {history_file(folder)} can be read", False)]
     injected = truth(run.output_dir)
     _show_findings(screen, story)
-    checks += _check_findings(name, expected, story, injected)
+    checks += _check_findings(expected, story, injected)
     if expected.skips or story.skipped:
         steps = sorted({step for steps in story.skipped.values() for step in steps})
         screen.fact("skipped", f"updates of steps {steps} on ranks {sorted(story.skipped)}; none reached a weight")
@@ -108,7 +108,7 @@ def _show_findings(screen: Screen, story: Story) -> None:
     screen.line()
 
 
-def _check_findings(name: str, expected: Expectation, story: Story, injected: dict[str, Any]) -> list[Check]:
+def _check_findings(expected: Expectation, story: Story, injected: dict[str, Any]) -> list[Check]:
     told = [finding for finding in story.findings if finding.severity > Severity.NOTE]
     if not expected.layers:
         names = ", ".join(sorted({finding.rule for finding in told})) or "none"
@@ -117,14 +117,14 @@ def _check_findings(name: str, expected: Expectation, story: Story, injected: di
     hits = [finding for finding in told if finding.layer in expected.layers]
     hits = [f for f in hits if expected.rank is None or f.ranks == (expected.rank,)]
     hits = [f for f in hits if not expected.names_subject or subject in (f.subject, *f.message.split())]
-    early = [f for f in told if f.onset_step < step - 1]  # killed early in a step: last seen before it
+    early = [f for f in told if f.step < step - 1]  # a rank killed early in a step was last seen before it
     wanted = f"a finding in the {' or '.join(expected.layers)} layer"
     wanted += f" names rank {expected.rank}" if expected.rank is not None else ""
     wanted += f" and {subject}" if expected.names_subject else ""
-    checks = [Check(f"{wanted}, as injected at step {step}", bool(hits))]
-    if name != "grad_spike":
-        checks.append(Check(f"nothing was found before the fault at step {step}", not early))
-    return checks
+    return [
+        Check(f"{wanted}, as injected at step {step}", bool(hits)),
+        Check(f"nothing was found before the fault at step {step}", not early),
+    ]
 
 
 def _halt(screen: Screen, story: Story, run: launching.Run) -> list[Check]:

@@ -143,7 +143,7 @@ def conclude(
 ) -> bool:  # fmt: skip
     """Tell what came of it and whether it is what the fault must lead to."""
     screen.title("What came of it")
-    checks = report.show(screen, args.name, expected, run, run.output_dir.parent)
+    checks = report.show(screen, expected, run, run.output_dir.parent)
     if plain is not None:
         checks += report.compare(screen, args.name, plain, run)
     screen.title("Checked")

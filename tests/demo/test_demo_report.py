@@ -26,7 +26,7 @@ INJECTED = {"step": 12, "subject": PARAMETER}
 
 def judge(*findings: Finding, fault: str = "grad_nan") -> bool:
     expected = expectations.EXPECTATIONS[fault]
-    checks = report._check_findings(fault, expected, replace(STORY, findings=findings), INJECTED)
+    checks = report._check_findings(expected, replace(STORY, findings=findings), INJECTED)
     return all(check.good for check in checks)
 
 
@@ -37,9 +37,9 @@ def test_the_right_finding_passes():
 @pytest.mark.parametrize(
     "change",
     [{"ranks": (0,)}, {"ranks": ()}, {"subject": "other.weight"}, {"layer": "reward"}, {"severity": Severity.NOTE},
-     {"onset_step": 3}],
+     {"step": 3}],
 )  # fmt: skip
-def test_a_finding_with_the_wrong_rank_parameter_layer_weight_or_onset_fails(change):
+def test_a_finding_with_the_wrong_rank_parameter_layer_weight_or_step_fails(change):
     assert not judge(replace(FOUND, **change))
 
 
