@@ -78,7 +78,9 @@ def test_a_bad_moment_is_named_by_parameter_and_kind_without_unpickling(copy: Co
     assert [problem.subject for problem in report.problems] == ["state.3.exp_avg_sq"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
+)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_file_cut_anywhere_makes_it_not_resumable(made: Path, tmp_path: Path, name: str, share: float) -> None:
