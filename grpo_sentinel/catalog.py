@@ -238,7 +238,10 @@ sentinel.probes_off | count | gauge | max | probes switched off after errors
 sentinel.names_overflow | count | counter | sum | signal names that found no place in the name table
 sentinel.core_active | flag | gauge | min | step vote, gate and halt work on this rank
 sentinel.replica_mismatch | flag | gauge | max | the vote saw unequal gradient norms or parameter digests between replicas
-sentinel.sampling_every | steps | gauge | max | costly probes run every so many steps
+sentinel.sampling_every | steps | gauge | max | costly probes (percentiles, update and moment norms, repetition, model states) run every so many steps, to keep agent_share down; vote, non-finite checks and bounds run at every step
+sentinel.rank_deviation[vital] | | gauge | own | this rank's vital (time to the collective, loss, gradient norm, reward, memory, parameter digest) against the median over all ranks of all nodes, in robust standard deviations: (value - median) / max(1.4826 MAD, 0.05 |median|); infinite for a value that is not finite among finite ones, and for another digest than most; every vitals_every steps
+sentinel.odd_rank_deviation[vital] | | gauge | same | rank_deviation of the rank that is furthest from the median in this vital
+sentinel.odd_rank[vital] | | gauge | same | that rank; -1 when all are equal. Of two ranks the one with the larger value
 sentinel.frame_skew_steps | steps | gauge | max | newest step of this rank behind the newest of the node (made by the daemon)
 # ---- device: NVML and host, made by the daemon, one series per GPU or host
 device.gpu_memory_used_bytes | bytes | gauge | own | used device memory, reserved part excluded

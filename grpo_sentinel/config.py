@@ -35,6 +35,11 @@ class AgentConfig(_Section):
     vote_every: int = Field(
         1, ge=1, description="step votes per comparison of parameter digests; gate and halt are agreed at every step"
     )
+    vitals_every: int = Field(
+        16,
+        ge=1,
+        description="step votes per gathering of a few figures of every rank, to find the odd one out",
+    )
     overhead_share: float = Field(0.005, gt=0, le=1, description="share of step time above which sampling is thinned")
     overhead_floor_seconds: float = Field(0.002, ge=0, description="self time per step that is always allowed")
     segment_slots: int = Field(256, ge=64, le=65536, description="step records a ring holds")
@@ -105,7 +110,9 @@ class IncidentsConfig(_Section):
 
     enabled: bool = Field(True, description="write a bundle for every incident, under the state directory")
     severity: Literal["warning", "critical"] = Field("critical", description="a finding this grave begins an incident")
-    keep_steps: int = Field(200, ge=1, le=10_000, description="steps kept before the onset, after it, and up to the end")
+    keep_steps: int = Field(
+        200, ge=1, le=10_000, description="steps kept before the onset, after it, and up to the end"
+    )
     samples: Literal["off", "hashed", "full"] = Field(
         "hashed", description="texts and token ids of samples: left out, as SHA-256 and length, or in full"
     )

@@ -8,17 +8,15 @@ Called from the training thread only.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from grpo_sentinel.agent.ballot import NONFINITE
 from grpo_sentinel.agent.core import Core, Outcome
-from grpo_sentinel.agent.guard import Guard, say, short_traceback
+from grpo_sentinel.agent.governor import Change, Governor
+from grpo_sentinel.agent.guard import Guard, short_traceback
 from grpo_sentinel.agent.halt import HaltDesk
 from grpo_sentinel.agent.null import NOTHING, Verdict
 from grpo_sentinel.agent.observing import Observer
@@ -26,8 +24,12 @@ from grpo_sentinel.agent.optimizers import OptimizerHooks
 from grpo_sentinel.agent.phases import PhaseClock
 from grpo_sentinel.agent.probes.pack import Harvest
 from grpo_sentinel.agent.settings import Settings
+from grpo_sentinel.agent.step_clock import StepClock
+from grpo_sentinel.agent.step_record import StepFacts, host_values
+from grpo_sentinel.agent.step_vote import StepVote
+from grpo_sentinel.agent.vitals import compare
 from grpo_sentinel.agent.writing import NoWriter, Writer
-from grpo_sentinel.records import Action, Kind, Mode, Phase
+from grpo_sentinel.records import Kind, Mode, Phase
 
 
 class Agent:
@@ -40,23 +42,20 @@ class Agent:
         self.desk = desk
         self.writer = writer
         self.phases = PhaseClock(writer.phase)
-        self.observer = Observer(settings, guard)
+        self.clock = StepClock(self.phases)
+        self.governor = Governor(share=settings.overhead_share, floor_seconds=settings.overhead_floor_seconds)
+        self.observer = Observer(settings, guard, recording=not isinstance(writer, NoWriter))
         self.mode = Mode.TRAIN
         self.step = 1
         self.closed = False
         self.failed = False  # an exception left the trainer and no step has ended since
         self.active = True
         self._optimizers = OptimizerHooks(self)
-        self._outcome: Outcome | None = None
-        self._norm: torch.Tensor | float | None = None
+        self._vote = self._new_vote()
         self._stepped = False
         self._open = False
-        self._mismatched = False
         self._told = 0
-        self._step_started: float | None = None
-        self._arrived_seconds: float | None = None
-        self._waited_seconds = 0.0
-        self._waits = 0
+        self._thinned = False
         self._self_seconds = 0.0
         self._on_close: list[Callable[[], None]] = []
 
@@ -92,8 +91,9 @@ class Agent:
         """Name the optimizer step that is worked on from here, 1-based."""
         self.step = self.phases.step = step
         self._open = True
-        if self._step_started is None:
-            self._step_started = time.perf_counter()
+        self.observer.full = self.governor.due(step)
+        if not self.clock.running:
+            self.clock.restart()
             self._self_seconds = self.guard.seconds
             self.guard.run("phase", self.phases.take)  # what came before the first step belongs to no step
 
@@ -104,6 +104,8 @@ class Agent:
         `input_ids` and `attention_mask`. Costs one small copy: a bad token id kills the process in the forward.
         """
         self._begin()
+        if not self.observer.recording:
+            return
         values = self.guard.run("data", self.observer.data, {**(batch or {}), **tensors})
         if values:
             self._push(values, Kind.DATA, micro_batch=self.observer.micro_batch)
@@ -114,14 +116,18 @@ class Agent:
         None counts as NaN. `group_size` adjacent rows belong to one prompt; see `probes.reward.observe` for the rest.
         """
         self._begin()
+        if not self.observer.recording:
+            return
         values = self.guard.run("reward", self.observer.rewards, rewards, details)
         if values:
+            self._vote.vitals.note_generation(values)
             self._push(values, Kind.GENERATION)
 
     def observe_policy(self, **tensors: Any) -> None:
         """Look at one micro-batch as it is trained on; see `probes.policy.observe` for the names."""
         self._begin()
-        self.guard.run("policy", self.observer.policy, tensors)
+        if self.observer.recording:
+            self.guard.run("policy", self.observer.policy, tensors)
 
     def observe_gradients(self, norm: torch.Tensor | float | None = None, *, clip_limit: float | None = None) -> None:
         """Look at the gradients before clipping, then vote on this step's update.
@@ -136,12 +142,13 @@ class Agent:
     def look_at_gradients(self, *, clip_limit: float | None = None) -> None:
         """Read the gradients as they are now (integrations: before clipping), without voting."""
         self._begin()
-        self.guard.run("gradient", self.observer.gradients, clip_limit)
+        if self.observer.recording:
+            self.guard.run("gradient", self.observer.gradients, clip_limit)
 
     def take_norm(self, norm: torch.Tensor | float | None) -> None:
         """Keep the trainer's own pre-clip norm for the vote."""
         if norm is not None:
-            self._norm = norm.detach() if isinstance(norm, torch.Tensor) else norm
+            self._vote.norm = norm.detach() if isinstance(norm, torch.Tensor) else norm
 
     def observe_optimizer(self, **details: Any) -> None:
         """Give what the optimizer hooks cannot know: `scaler`, `engine`, `learning_rate_expected`."""
@@ -167,7 +174,7 @@ class Agent:
     def enter(self, phase: Phase | None) -> None:
         """Begin a phase."""
         if phase is not None:
-            if self._step_started is None:
+            if not self.clock.running:
                 self._begin()
             self.guard.run("phase", self.phases.enter, phase)
 
@@ -195,58 +202,15 @@ class Agent:
 
     def vote(self) -> Outcome:
         """Vote on this step's update, once; blocks until all ranks have come. Never raises, also when probes do."""
-        if self._outcome is not None:
-            return self._outcome
+        if self._vote.outcome is not None:
+            return self._vote.outcome
         self._begin()
         self.enter(Phase.VOTE)
-        started = time.perf_counter()
-        read = self.guard.run("norm", self.observer.norm_and_digest, self._norm)
-        norm, digest = read if read is not None else (_host(self._norm), 0)
-        if self.observer.must_wait:
-            self.guard.exempt(time.perf_counter() - started)  # waits for the trainer's own backward to finish
-        word = self.guard.essential("control", self.desk.pending)
-        bound = self.desk.word.skip_above_norm
-        self.arrived()
-        outcome = self.core.decide(
-            norm,
-            bound=bound,
-            action=int(word.action) if word is not None else 0,
-            request_id=word.request_id if word is not None else 0,
-            digest=digest,
-        )
-        self._outcome = outcome
+        outcome = self._vote.hold(self.step)
         if outcome.skip and not self._optimizers.attached:
             self.observer.drop_gradients()  # no torch optimizer to hook: the gate closes here
-        self.guard.essential("halt", self._pass_on, outcome)
-        self.guard.essential("vote report", self._report_vote, outcome)
         self.leave(Phase.VOTE)
         return outcome
-
-    def _pass_on(self, outcome: Outcome) -> None:
-        """Take what was agreed to the halt desk; no probe is touched here."""
-        action, reason = outcome.action, ""
-        if outcome.voted and outcome.flag == NONFINITE and not outcome.by_scaler and self.settings.gate == "halt":
-            action, reason = max(action, int(Action.CHECKPOINT_AND_HALT)), outcome.cause
-        if not outcome.voted and not self.core.voting:
-            if self.desk.has_pending():
-                self.desk.refuse(self.step, f"ranks cannot agree: {self.core.why_off}")
-        elif (taken := self.desk.agreed(action, outcome.request_id, self.step, reason)) is not None:
-            self.event("halt", {"action": taken.name.lower(), "request_id": outcome.request_id, "reason": reason})
-
-    def _report_vote(self, outcome: Outcome) -> None:
-        if outcome.skip and not outcome.by_scaler:
-            self.event("skip", _skip_body(outcome))
-        if outcome.flag == NONFINITE and not outcome.by_scaler and self.settings.local_gradients == "on_anomaly":
-            self.guard.run("local gradients", self.observer.arm_local_gradients)
-        self._note_mismatch(outcome)
-
-    def _note_mismatch(self, outcome: Outcome) -> None:
-        mismatched = self.observer.replicated and (outcome.norms_differ or outcome.digests_differ)
-        if mismatched and not self._mismatched:
-            what = "gradient norms" if outcome.norms_differ else "parameters"
-            body = {"what": "replica_mismatch", "of": what, "norm_min": outcome.norm_min, "norm_max": outcome.norm_max}
-            self.event("note", body)
-        self._mismatched = mismatched
 
     # ---- called by the optimizer's hooks
 
@@ -259,14 +223,15 @@ class Agent:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
-        else:
+        elif self.observer.recording:
             self.guard.run("optimizer", self.observer.before_update, optimizer)
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at what the step did to the weights."""
-        outcome = self._outcome
+        outcome = self._vote.outcome
         self._stepped = outcome is None or not outcome.skip
-        self.guard.run("optimizer", self.observer.after_update, optimizer, skipped=not self._stepped)
+        if self.observer.recording:
+            self.guard.run("optimizer", self.observer.after_update, optimizer, skipped=not self._stepped)
         self.leave(Phase.OPTIMIZER)
 
     # ---- end of step
@@ -281,43 +246,23 @@ class Agent:
         outcome = self.vote()
         self.guard.essential("step record", self._record, outcome)
         verdict = self.guard.essential("halt", self.desk.verdict, skipped=outcome.skip) or NOTHING
-        self._outcome, self._norm, self._stepped, self._open, self.failed = None, None, False, False, False
+        self._vote.next_step()
+        self._stepped = self._open = self.failed = False
         self.observer.next_step()
         self.step += 1
         self.guard.run("phase", self.phases.switch, Phase.CHECKPOINT if verdict.checkpoint else Phase.IDLE)
-        self._step_started, self._arrived_seconds, self._waited_seconds = time.perf_counter(), None, 0.0
+        self.clock.restart()
         return verdict
-
-    def arrived(self) -> None:
-        """Stamp this rank's arrival at the first collective of the step (integrations that see one)."""
-        if self._arrived_seconds is None:
-            self._arrived_seconds = self._elapsed() - self._waited_seconds
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Mark the block as a collective before the training forward: its time is the others' lateness, not ours."""
-        started = time.perf_counter()
-        self._waits += 1
-        try:
-            yield
-        finally:
-            self._waits -= 1
-            if self._waits == 0:
-                self._waited_seconds += time.perf_counter() - started
-
-    def _elapsed(self) -> float:
-        """Seconds of this step so far, without evaluation and checkpoints."""
-        if self._step_started is None:
-            return 0.0
-        aside = self.phases.peek(Phase.EVALUATION) + self.phases.peek(Phase.CHECKPOINT)
-        return time.perf_counter() - self._step_started - aside
 
     def _record(self, outcome: Outcome) -> None:
         self.observer.collect()
         late = self.observer.landed()
         if late is not None:
             self._push_step(*late)
-        values = self._host_values(outcome)
+        values = host_values(self._facts(outcome))
+        if outcome.rows:
+            values.update(compare(outcome.rows, self.core.rank))
+        self._thin(values)
         if self.observer.must_wait:
             self.observer.depart(self.step, values, outcome.by_scaler)
             return
@@ -327,40 +272,37 @@ class Agent:
         for found in () if by_scaler else harvest.nonfinite:
             names = list(found.names)
             self.event("nonfinite", {"where": found.where, "names": names[:16], "count": len(names)}, step=step)
-        self._push({**harvest.values, **values}, Kind.STEP, step=step)
+        values = {**harvest.values, **values}
+        self._vote.vitals.note_step(step, values)
+        self._push(values, Kind.STEP, step=step)
 
-    def _host_values(self, outcome: Outcome) -> dict[str, float]:
-        elapsed = self._elapsed()
-        phases = self.phases.take()
-        seconds = self.guard.seconds - self._self_seconds
-        self._self_seconds = self.guard.seconds
-        values = {
-            "time.step_seconds": elapsed,
-            "time.before_collective_seconds": self._arrived_seconds or 0.0,
-            "time.vote_wait_seconds": outcome.wait_seconds,
-            "sentinel.vote_seconds": outcome.wait_seconds,
-            "sentinel.agent_seconds": seconds,
-            "sentinel.agent_share": seconds / elapsed if elapsed > 0 else 0.0,
-            "sentinel.probe_errors": float(self.guard.errors),
-            "sentinel.probes_off": float(len(self.guard.off)),
-            "sentinel.names_overflow": float(self.writer.names_overflow),
-            "sentinel.core_active": float(self.core.voting),
-            "sentinel.sampling_every": 1.0,
-            "optimizer.skipped_updates": float(self.core.skipped_updates),
-            "optimizer.scaler_skips": float(self.core.scaler_skips),
-            "optimizer.step_skipped": float(outcome.skip),
-            "optimizer.step_applied": float(self._stepped),
-            **{f"time.phase_seconds[{phase.name.lower()}]": spent for phase, spent in phases.items()},
-        }
-        if Phase.DATA in phases:
-            values["time.data_wait_seconds"] = phases[Phase.DATA]
-        if outcome.norm is not None:
-            values["gradient.norm_preclip"] = outcome.norm
-        if outcome.voted and self.observer.replicated:
-            values["sentinel.replica_mismatch"] = float(self._mismatched)
-        if self.observer.completion_tokens and elapsed > 0:
-            values["time.tokens_per_second"] = self.observer.completion_tokens / elapsed
-        return values
+    def _facts(self, outcome: Outcome) -> StepFacts:
+        seconds, self._self_seconds = self.guard.seconds - self._self_seconds, self.guard.seconds
+        return StepFacts(
+            outcome=outcome,
+            applied=self._stepped,
+            mismatched=self._vote.mismatched if outcome.voted and self.observer.replicated else None,
+            elapsed=self.clock.elapsed(),
+            arrival=self.clock.arrival or 0.0,
+            phases=self.phases.take(),
+            self_seconds=seconds,
+            sampling_every=self.governor.every,
+            core_active=self.core.voting,
+            skipped_updates=self.core.skipped_updates,
+            scaler_skips=self.core.scaler_skips,
+            probe_errors=self.guard.errors,
+            probes_off=len(self.guard.off),
+            names_overflow=self.writer.names_overflow,
+            completion_tokens=self.observer.completion_tokens,
+        )
+
+    def _thin(self, values: Mapping[str, float]) -> None:
+        """Let the governor see what this step cost; its first change is told, later ones show in the signal."""
+        seconds, elapsed = values["sentinel.agent_seconds"], values["time.step_seconds"]
+        change = self.governor.account(seconds, elapsed, full=self.observer.full)
+        if change is not None and not self._thinned:
+            self._thinned = True
+            self.event("note", _thinning_body(change))
 
     def _push(self, values: Mapping[str, float], kind: Kind, *, micro_batch: int = 0, step: int | None = None) -> None:
         self.guard.run(
@@ -378,6 +320,17 @@ class Agent:
         if not self._open:
             self.begin_step(self.step)
 
+    def _new_vote(self) -> StepVote:
+        return StepVote(
+            settings=self.settings,
+            core=self.core,
+            desk=self.desk,
+            guard=self.guard,
+            observer=self.observer,
+            clock=self.clock,
+            event=self.event,
+        )
+
     # ---- the end
 
     def disown(self) -> None:
@@ -387,6 +340,7 @@ class Agent:
         self.phases = PhaseClock(self.writer.phase)
         self.core = Core(rank=self.core.rank, transport=None, why_off="a forked child", gate="off")
         self.desk = HaltDesk(None, self.writer.acknowledge)
+        self._vote = self._new_vote()
         for action in [*reversed(self._on_close), self._optimizers.detach, self.observer.close]:
             self.guard.run("fork", action)
 
@@ -431,24 +385,11 @@ def _phase(phase: Phase | str) -> Phase:
     return phase if isinstance(phase, Phase) else Phase[phase.upper()]
 
 
-def _host(norm: torch.Tensor | float | None) -> float | None:
-    if norm is None:
-        return None
-    try:
-        return float(norm)
-    except Exception as error:  # noqa: BLE001 - a dead device: its own error reaches the trainer at its next call
-        say(f"the gradient norm could not be read ({type(error).__name__}); this step is not judged")
-        return None
-
-
-def _skip_body(outcome: Outcome) -> dict[str, Any]:
-    first, last = outcome.first_flagged, outcome.last_flagged
-    norm = outcome.norm
+def _thinning_body(change: Change) -> dict[str, Any]:
     return {
-        "reason": outcome.cause,
-        "norm": norm if norm is None or math.isfinite(norm) else str(norm),
-        "norm_min": outcome.norm_min,
-        "norm_max": outcome.norm_max,
-        "flagged_ranks": [first] if first == last else [first, last],
-        "agreed": outcome.voted,
+        "what": "sampling",
+        "text": f"costly probes run every {change.every} steps to keep the agent's own time within its share",
+        "every": change.every,
+        "self_seconds": change.self_seconds,
+        "allowed_seconds": change.allowed_seconds,
     }

@@ -1,7 +1,9 @@
-"""What one rank says in a step vote and what all of them said: ten int64 words, merged by MAX.
+"""What one rank says in a step vote and what all of them said: eleven int64 words, merged by MAX.
 
-    word  0        1         2     3            4           5                      6          7           8       9
-          version  -version  flag  -flag_rank   flag_rank   action<<40|request  norm bits  -norm bits  digest  -digest
+    word  0        1         2     3           4          5                   6          7           8       9
+          version  -version  flag  -flag_rank  flag_rank  action<<40|request  norm bits  -norm bits  digest  -digest
+    word  10
+          -ready     vitals are gathered when every rank is ready: ranks with other settings agree on that as well
 
 A minimum is the negated maximum of negated words. The bits of a non-negative float64, read as an integer, sort like
 the float, and NaN sorts last: replicas with equal bits hold equal norms. Words a rank cannot fill never win.
@@ -14,8 +16,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-VERSION = 1
-WORDS = 10
+VERSION = 2
+WORDS = 11
 
 CLEAN, ABOVE_BOUND, NONFINITE = 0, 1, 2
 """Gate flags, worst last."""
@@ -35,6 +37,7 @@ class Ballot:
     request_id: int = 0
     norm: float | None = None
     digest: int = 0
+    ready: bool = False  # to gather vitals after this vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +53,11 @@ class Tally:
     norm_max: float | None
     norms_differ: bool
     digests_differ: bool
+    all_ready: bool
 
 
 def fill(ballot: Ballot) -> list[int]:
-    """Write a ballot as its ten words."""
+    """Write a ballot as its words."""
     norm = _NEVER if ballot.norm is None else _bits(ballot.norm)
     digest = ballot.digest or _NEVER
     flagged = ballot.flag != CLEAN
@@ -68,6 +72,7 @@ def fill(ballot: Ballot) -> list[int]:
         -norm if ballot.norm is not None else _NEVER,
         digest,
         -digest if ballot.digest else _NEVER,
+        -int(ballot.ready),
     ]
 
 
@@ -86,6 +91,7 @@ def count(words: Sequence[int]) -> Tally:
         norm_max=_value(words[6]) if has_norm else None,
         norms_differ=has_norm and words[6] != -words[7],
         digests_differ=has_digest and words[8] != -words[9],
+        all_ready=words[10] == -1,
     )
 
 

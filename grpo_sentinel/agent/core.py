@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from grpo_sentinel.agent.ballot import ABOVE_BOUND, CLEAN, NONFINITE, Ballot, Tally, count, fill
@@ -38,6 +38,7 @@ class Outcome:
     norms_differ: bool = False
     digests_differ: bool = False
     wait_seconds: float = 0.0
+    rows: Sequence[Sequence[float]] = ()  # every rank's vitals, when they were gathered with this vote
     by_scaler: bool = False  # a loss scaler is active, and an overflow is its daily business: counted apart
 
     @property
@@ -56,12 +57,14 @@ class Core:
         *,
         rank: int,
         transport: Transport | None,
+        world: int = 1,
         why_off: str = "",
         gate: str = "skip",
         skip_above_norm: float | None = None,
         on_error: ReportError | None = None,
     ) -> None:
         self.rank = rank
+        self.world = world
         self.why_off = why_off
         self.skipped_updates = 0
         self._transport = transport
@@ -84,11 +87,13 @@ class Core:
         action: int = 0,
         request_id: int = 0,
         digest: int = 0,
+        vitals: Sequence[float] | None = None,
     ) -> Outcome:
         """Vote on one optimizer step; blocks until all ranks have come. Never raises (a failed vote is switched off).
 
-        `norm` is the global L2 norm before clipping, None when unknown; `bound` the sidecar's limit on it. To be called
-        the same number of times on every rank: once per optimizer step, never in evaluation or accumulation.
+        `norm` is the global L2 norm before clipping, None when unknown; `bound` the sidecar's limit on it; `vitals`
+        this rank's row, gathered when every rank brings one. To be called the same number of times on every rank: once
+        per optimizer step, never in evaluation or accumulation.
         """
         ballot = Ballot(
             rank=self.rank,
@@ -97,9 +102,10 @@ class Core:
             request_id=request_id,
             norm=norm,
             digest=digest,
+            ready=vitals is not None,
         )
         # At every step, with no option to thin it: between votes one rank could skip or halt alone.
-        outcome = self._alone(ballot) if self._transport is None else self._vote(ballot)
+        outcome = self._alone(ballot) if self._transport is None else self._vote(ballot, vitals)
         if outcome.by_scaler:
             self.scaler_skips += 1
         elif outcome.skip:
@@ -113,22 +119,26 @@ class Core:
             return NONFINITE
         return ABOVE_BOUND if norm > bound else CLEAN
 
-    def _vote(self, ballot: Ballot) -> Outcome:
+    def _vote(self, ballot: Ballot, vitals: Sequence[float] | None) -> Outcome:
         assert self._transport is not None
+        words = fill(ballot)
         started = time.perf_counter()
         try:
-            tally = count(self._transport.maximum(fill(ballot)))
+            tally = count(self._transport.maximum(words))
+            rows = self._transport.gather(vitals) if tally.all_ready and vitals is not None else ()
         except Exception as error:  # noqa: BLE001 - the job is dying or about to; the trainer must hear its own error
             self._switch_off(error)
             return self._alone(ballot)
-        return self._outcome(ballot, tally, voted=True, waited=time.perf_counter() - started)
+        return self._outcome(ballot, tally, voted=True, waited=time.perf_counter() - started, rows=rows)
 
     def _alone(self, ballot: Ballot) -> Outcome:
         """Decide over the gate from this rank's own gradient; a request cannot be agreed this way and is left out."""
         words = fill(Ballot(rank=ballot.rank, flag=ballot.flag, norm=ballot.norm))
         return self._outcome(ballot, count(words), voted=False, waited=0.0)
 
-    def _outcome(self, ballot: Ballot, tally: Tally, *, voted: bool, waited: float) -> Outcome:
+    def _outcome(
+        self, ballot: Ballot, tally: Tally, *, voted: bool, waited: float, rows: Sequence[Sequence[float]] = ()
+    ) -> Outcome:
         return Outcome(
             voted=voted,
             skip=tally.flag != CLEAN and self._gate != "off",
@@ -143,6 +153,7 @@ class Core:
             norms_differ=tally.norms_differ,
             digests_differ=tally.digests_differ,
             wait_seconds=waited,
+            rows=rows,
             by_scaler=self.scaled and tally.flag == NONFINITE,
         )
 

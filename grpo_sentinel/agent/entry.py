@@ -98,6 +98,7 @@ def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
         settings=settings,
         core=Core(
             rank=rank,
+            world=world,
             transport=handshake.transport,
             why_off=handshake.reason,
             gate=settings.gate,

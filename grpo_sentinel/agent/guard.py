@@ -73,6 +73,10 @@ class Guard:
             if self._depth == 0:
                 self.seconds += time.perf_counter() - started
 
+    def charge(self, seconds: float) -> None:
+        """Add self time that was spent outside of `run`."""
+        self.seconds += seconds
+
     def exempt(self, seconds: float) -> None:
         """Take waiting for other ranks out of the self time."""
         self.seconds -= seconds

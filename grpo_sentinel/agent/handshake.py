@@ -27,10 +27,14 @@ _attachments = itertools.count()
 
 
 class Transport(Protocol):
-    """The one collective that a vote needs."""
+    """The collectives that a vote needs. Both block until all ranks have come."""
 
     def maximum(self, words: Sequence[int]) -> list[int]:
-        """Return the elementwise maximum over all ranks; blocks until all have come."""
+        """Return the elementwise maximum over all ranks."""
+        ...
+
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        """Return every rank's row, in the order of ranks."""
         ...
 
 
@@ -40,9 +44,12 @@ class Alone:
     def maximum(self, words: Sequence[int]) -> list[int]:
         return list(words)
 
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        return [list(row)]
+
 
 class GroupTransport:
-    """One all-reduce of int64 words on a process group; on the host unless the group is the job's own."""
+    """One small collective on a process group; on the host unless the group is the job's own."""
 
     def __init__(self, group: Any, device: str = "cpu") -> None:
         self._group = group
@@ -52,6 +59,12 @@ class GroupTransport:
         tensor = torch.tensor(words, dtype=torch.int64, device=self._device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return [int(word) for word in tensor.tolist()]
+
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        tensor = torch.tensor(row, dtype=torch.float64, device=self._device)
+        rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(rows, tensor, group=self._group)
+        return [list(map(float, each.tolist())) for each in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ step later, so that nothing waits for the copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,14 +35,27 @@ _DATA_NAMES = {
     "attention_mask": "attention_mask_BT",
     "advantages": "advantages_B",
 }
+_POLICY_PROFILE = ("completion_ids_BT",)  # repetition: two sorts per row, and no bound rests on it
 _DATA_CONTEXT = ("vocab_size", "pad_id", "eos_id", "unk_id", "max_prompt_length", "max_completion_length", "group_size")
+_MEMORY_SECONDS = 0.5
+_SAMPLE_SIZE = 8192  # elements for the percentiles of |g|
 _POLICY_CONTEXT = ("epsilon_low", "epsilon_high", "beta", "vocab_size", "group_size", "scale_rewards")
 
 
 class Observer:
     """Keeps what is watched, calls the probes, holds their packs until the record goes out."""
 
-    def __init__(self, settings: Settings, guard: Guard) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        guard: Guard,
+        *,
+        recording: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without `recording` (no ring) nothing is read but what the vote needs."""
+        self.recording = recording
+        self.full = True  # the costly probes run in this step
         self.generation = 0
         self.micro_batch = 0
         self.replicated = False
@@ -60,6 +74,9 @@ class Observer:
         self._optimizer: torch.optim.Optimizer | None = None
         self._optimizer_probe: OptimizerProbe | None = None
         self._memory = MemoryProbe()
+        self._memory_read: float | None = None
+        self._memory_values: dict[str, float] = {}
+        self._clock = clock
         self._reward_history = reward_probe.History()
         self._local = LocalWatch()
         self._local_steps_left = 0
@@ -131,12 +148,15 @@ class Observer:
 
     def policy(self, tensors: Mapping[str, Any]) -> None:
         """Read one micro-batch's log-probs and loss; harvested with the step."""
+        if not self.full:
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in _POLICY_PROFILE}
         self._step.add(policy_probe.observe(**{**self._known(_POLICY_CONTEXT), **tensors}))
 
     def gradients(self, clip_limit: float | None) -> None:
         """Read every gradient as it is now; harvested with the step."""
         limit = self._context.get("max_grad_norm") if clip_limit is None else clip_limit
-        self._gradient = gradient_probe.observe(self._parameters, clip_limit=limit)
+        size = _SAMPLE_SIZE if self.full else 0
+        self._gradient = gradient_probe.observe(self._parameters, clip_limit=limit, sample_size=size)
         self._step.add(self._gradient)
 
     def norm_and_digest(self, norm: torch.Tensor | float | None) -> tuple[float | None, int]:
@@ -156,7 +176,7 @@ class Observer:
         if not self.replicated or self._optimizer is None or self._optimizer_probe is None:
             return None
         self._votes += 1
-        if (self._votes - 1) % self._settings.vote_every:
+        if not self.full or (self._votes - 1) % self._settings.vote_every:
             return None
         return self._optimizer_probe.digest(self._optimizer)
 
@@ -165,14 +185,19 @@ class Observer:
         self._optimizer = optimizer
         if self._optimizer_probe is None:
             self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
-        self._optimizer_probe.before_step(optimizer)
+        if self.full:
+            self._optimizer_probe.before_step(optimizer)
 
     def after_update(self, optimizer: torch.optim.Optimizer, *, skipped: bool) -> None:
         """See what it did."""
         if self._optimizer_probe is None:
             self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
         pack = self._optimizer_probe.after_step(
-            optimizer, named_parameters=self._parameters or None, skipped=skipped, **self.optimizer_details
+            optimizer,
+            named_parameters=self._parameters or None,
+            skipped=skipped,
+            full=self.full,
+            **self.optimizer_details,
         )
         self._step.add(pack)
 
@@ -183,7 +208,7 @@ class Observer:
 
     def arm_local_gradients(self) -> None:
         """Watch this rank's own gradients from the next backward on."""
-        if not self._parameters:
+        if not self._parameters or not self.recording:
             return
         if self._local_steps_left <= 0:
             self._local.arm(self._parameters)
@@ -193,9 +218,18 @@ class Observer:
 
     def collect(self) -> None:
         """Add what is read once per step."""
+        if not self.recording:
+            return
         if self._local_steps_left > 0:
             self._guard.run("local gradients", self._take_local_gradients)
-        self._step.add(self._guard.run("memory", self._memory.observe))
+        self._step.add(self._guard.run("memory", self._memory_figures))
+
+    def _memory_figures(self) -> dict[str, float]:
+        """Read memory at most every half second: files in /proc cost more than anything else that is constant."""
+        now = self._clock()
+        if self._memory_read is None or now - self._memory_read >= _MEMORY_SECONDS:
+            self._memory_read, self._memory_values = now, self._memory.observe()
+        return self._memory_values
 
     def _take_local_gradients(self) -> None:
         self._step.add(self._local.pack())

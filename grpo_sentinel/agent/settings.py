@@ -22,19 +22,26 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "gate": ("skip", "halt", "off"),
     "local_gradients": ("off", "on_anomaly", "always"),
 }
-_AT_LEAST: dict[str, float] = {"vote_every": 1, "segment_slots": 64, "event_slots": 16, "local_gradient_steps": 1}
+_AT_LEAST: dict[str, float] = {
+    "vote_every": 1,
+    "vitals_every": 1,
+    "segment_slots": 64,
+    "event_slots": 16,
+    "local_gradient_steps": 1,
+}
 _ABOVE_ZERO = ("overhead_share", "handshake_seconds", "vote_timeout_seconds", "skip_above_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the agent of one rank does. The first nine fields are `config.AgentConfig`, field for field."""
+    """What the agent of one rank does. Up to `event_slots` it is `config.AgentConfig`, field for field."""
 
     enabled: bool = True
     gate: str = "skip"  # skip | halt | off: what happens to an update whose gradient is not finite on any rank
     skip_above_norm: float | None = None  # also stop updates whose pre-clip norm exceeds this
     local_gradients: str = "on_anomaly"  # off | on_anomaly | always: watch each rank's gradient before the all-reduce
     vote_every: int = 1  # parameter digests stand in every so many votes; gate and requests in every one
+    vitals_every: int = 16  # votes per gathering of every rank's vitals
     overhead_share: float = 0.005
     overhead_floor_seconds: float = 0.002
     segment_slots: int = 256

@@ -35,5 +35,5 @@ def follow(
     agent.watch(model=model, optimizer=optimizer, replicated=replicated)
     agent.configure(trainer="torch", versions=versions(), **config)
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        handle = model.register_forward_pre_hook(lambda module, args: agent.arrived())
+        handle = model.register_forward_pre_hook(lambda module, args: agent.clock.arrived())
         agent.on_close(handle.remove)

@@ -210,7 +210,7 @@ class TrainerFeed:
                 if self.agent.mode is not Mode.TRAIN:
                     return method(*args, **kwargs)
                 if arrives:
-                    self.agent.arrived()
+                    self.agent.clock.arrived()
                 self.agent.enter(phase)
                 result = method(*args, **kwargs)
                 self.agent.leave(phase)

@@ -164,7 +164,7 @@ class GrpoFeed(TrainerFeed):
         def waits(method: Method) -> Method:
             @functools.wraps(method)
             def call(*args: Any, **kwargs: Any) -> Any:
-                with self.agent.waiting():
+                with self.agent.clock.waiting():
                     return method(*args, **kwargs)
 
             return call
@@ -186,7 +186,7 @@ class GrpoFeed(TrainerFeed):
                 result = method(*args, **kwargs)
                 self.agent.leave(Phase.LOGPROBS)
                 return result
-            self.agent.arrived()
+            self.agent.clock.arrived()
             result = method(*args, **kwargs)
             parts = result if isinstance(result, tuple) else (result,)
             self._logps = parts[0].detach() if isinstance(parts[0], torch.Tensor) else None

@@ -67,10 +67,11 @@ class OptimizerProbe:
         scaler: Any = None,
         engine: Any = None,
         skipped: bool = False,
+        full: bool = True,
     ) -> Pack:
         """Compare with `before_step` and read weights, moments and static facts, from the step post-hook.
 
-        `skipped`: the gate stopped this update. Without `before_step` there are no update signals. Also call it after a
+        `full` False leaves out what is sampled: update, moments, digest. `skipped`: the gate stopped this update. Without `before_step` there are no update signals. Also call it after a
         step that a scaler or an engine skipped (no hook fires then). Never synchronises, changes no tensor.
         """
         named = list(named_parameters) if named_parameters is not None else None
@@ -78,13 +79,13 @@ class OptimizerProbe:
         self._calls += 1
         facts = optimizer_facts.observe(optimizer, named, learning_rate_expected)
         facts.update(self._skips.observe(scaler, engine))
-        applied = before is not None and not skipped and facts.get("optimizer.scaler_skipped_now", 0.0) == 0.0
+        applied = (before is not None or not full) and not skipped and facts.get("optimizer.scaler_skipped_now", 0.0) == 0.0
         facts.pop("optimizer.scaler_skipped_now", None)
         facts["optimizer.step_skipped"] = float(skipped)
         facts["optimizer.step_applied"] = float(applied)
         with torch.no_grad():
             weights = self._weights(optimizer)
-            values, layout = self._read(optimizer, weights, before, facts, named)
+            values, layout = self._read(optimizer, weights, before, facts, named, full)
         return Pack("optimizer", values, finish, layout)
 
     def digest(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
@@ -116,15 +117,12 @@ class OptimizerProbe:
         before: torch.Tensor | None,
         facts: dict[str, float],
         named: Sequence[tuple[str, torch.nn.Parameter]] | None,
+        full: bool,
     ) -> tuple[torch.Tensor, Layout]:
         extremes = norms.read(weights.flats)
-        after = sample.gather(weights.flats, weights.plan.cuts)
         pieces: dict[str, torch.Tensor] = {"squares": extremes.squares, "low": extremes.low, "high": extremes.high}
-        moved = self._moments(optimizer, weights, pieces)
-        if before is not None and before.shape == after.shape:
-            pieces.update(_changes(before, after, moved, weights))
-        if self._replicated and len(after):
-            pieces["digest"] = self._digest(after)
+        if full:
+            self._read_sample(optimizer, weights, before, pieces)
         if self._full_every and self._calls % self._full_every == 1 % self._full_every:
             pieces.update(_nonfinite_moments(optimizer, weights.parameters))
         layout = Layout(
@@ -135,6 +133,20 @@ class OptimizerProbe:
             facts=facts,
         )
         return vector(list(pieces.values())), layout
+
+    def _read_sample(
+        self,
+        optimizer: torch.optim.Optimizer,
+        weights: _Weights,
+        before: torch.Tensor | None,
+        pieces: dict[str, torch.Tensor],
+    ) -> None:
+        after = sample.gather(weights.flats, weights.plan.cuts)
+        moved = self._moments(optimizer, weights, pieces)
+        if before is not None and before.shape == after.shape:
+            pieces.update(_changes(before, after, moved, weights))
+        if self._replicated and len(after):
+            pieces["digest"] = self._digest(after)
 
     def _moments(
         self, optimizer: torch.optim.Optimizer, weights: _Weights, pieces: dict[str, torch.Tensor]

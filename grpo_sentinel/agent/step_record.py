@@ -1,0 +1,62 @@
+"""The record of one optimizer step: what the host knows at its end, joined with what the probes read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from grpo_sentinel.agent.core import Outcome
+from grpo_sentinel.records import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What the agent itself knows of a step that has just ended."""
+
+    outcome: Outcome
+    applied: bool  # an update was made
+    mismatched: bool | None  # replicas differ; None where there are none to compare
+    elapsed: float
+    arrival: float
+    phases: Mapping[Phase, float]
+    self_seconds: float
+    sampling_every: int
+    core_active: bool
+    skipped_updates: int
+    scaler_skips: int
+    probe_errors: int
+    probes_off: int
+    names_overflow: int
+    completion_tokens: float
+
+
+def host_values(facts: StepFacts) -> dict[str, float]:
+    """Name what the host knows; see the catalogue for each signal's meaning."""
+    outcome, elapsed = facts.outcome, facts.elapsed
+    values = {
+        "time.step_seconds": elapsed,
+        "time.before_collective_seconds": facts.arrival,
+        "time.vote_wait_seconds": outcome.wait_seconds,
+        "sentinel.vote_seconds": outcome.wait_seconds,
+        "sentinel.agent_seconds": facts.self_seconds,
+        "sentinel.agent_share": facts.self_seconds / elapsed if elapsed > 0 else 0.0,
+        "sentinel.probe_errors": float(facts.probe_errors),
+        "sentinel.probes_off": float(facts.probes_off),
+        "sentinel.names_overflow": float(facts.names_overflow),
+        "sentinel.core_active": float(facts.core_active),
+        "sentinel.sampling_every": float(facts.sampling_every),
+        "optimizer.skipped_updates": float(facts.skipped_updates),
+        "optimizer.scaler_skips": float(facts.scaler_skips),
+        "optimizer.step_skipped": float(outcome.skip),
+        "optimizer.step_applied": float(facts.applied),
+        **{f"time.phase_seconds[{phase.name.lower()}]": spent for phase, spent in facts.phases.items()},
+    }
+    if Phase.DATA in facts.phases:
+        values["time.data_wait_seconds"] = facts.phases[Phase.DATA]
+    if outcome.norm is not None:
+        values["gradient.norm_preclip"] = outcome.norm
+    if facts.mismatched is not None:
+        values["sentinel.replica_mismatch"] = float(facts.mismatched)
+    if facts.completion_tokens and elapsed > 0:
+        values["time.tokens_per_second"] = facts.completion_tokens / elapsed
+    return values

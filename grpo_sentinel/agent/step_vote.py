@@ -1,0 +1,129 @@
+"""One optimizer step's vote on this rank: what goes into the ballot, and what follows from the outcome."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from grpo_sentinel.agent.ballot import NONFINITE
+from grpo_sentinel.agent.core import Core, Outcome
+from grpo_sentinel.agent.guard import Guard, say
+from grpo_sentinel.agent.halt import HaltDesk
+from grpo_sentinel.agent.observing import Observer
+from grpo_sentinel.agent.settings import Settings
+from grpo_sentinel.agent.step_clock import StepClock
+from grpo_sentinel.agent.vitals import Vitals
+from grpo_sentinel.records import Action
+
+
+class StepVote:
+    """Brings norm, request and vitals to the core; reports skips, mismatches and requests agreed."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        core: Core,
+        desk: HaltDesk,
+        guard: Guard,
+        observer: Observer,
+        clock: StepClock,
+        event: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        self.outcome: Outcome | None = None  # of the present step, once it is held
+        self.norm: torch.Tensor | float | None = None  # the trainer's own pre-clip norm
+        self.mismatched = False
+        self.vitals = Vitals()
+        self._settings = settings
+        self._core = core
+        self._desk = desk
+        self._guard = guard
+        self._observer = observer
+        self._clock = clock
+        self._event = event
+        self._held = 0
+
+    def hold(self, step: int) -> Outcome:
+        """Vote; blocks until all ranks have come. Never raises, also when probes do."""
+        started = time.perf_counter()
+        read = self._guard.run("norm", self._observer.norm_and_digest, self.norm)
+        norm, digest = read if read is not None else (_host(self.norm), 0)
+        if self._observer.must_wait:
+            self._guard.exempt(time.perf_counter() - started)  # waits for the trainer's own backward to finish
+        word = self._guard.essential("control", self._desk.pending)
+        vitals = self._guard.essential("vitals", self._row_when_due)
+        self._clock.arrived()
+        started = time.perf_counter()
+        outcome = self._core.decide(
+            norm,
+            bound=self._desk.word.skip_above_norm,
+            action=int(word.action) if word is not None else 0,
+            request_id=word.request_id if word is not None else 0,
+            digest=digest,
+            vitals=vitals,
+        )
+        self._guard.charge(time.perf_counter() - started - outcome.wait_seconds)
+        self.outcome = outcome
+        self._guard.essential("halt", self._pass_on, outcome, step)
+        self._guard.essential("vote report", self._report, outcome)
+        return outcome
+
+    def next_step(self) -> None:
+        """Forget the step."""
+        self.outcome = self.norm = None
+
+    def _row_when_due(self) -> list[float] | None:
+        """Give this rank's vitals at every n-th vote; that vote itself agrees whether every rank has them ready."""
+        self._held += 1
+        due = self._core.world > 1 and self._held > 1 and (self._held - 1) % self._settings.vitals_every == 0
+        return self.vitals.row() if due else None
+
+    def _pass_on(self, outcome: Outcome, step: int) -> None:
+        """Take what was agreed to the halt desk; no probe is touched here."""
+        action, reason = outcome.action, ""
+        if outcome.voted and outcome.flag == NONFINITE and not outcome.by_scaler and self._settings.gate == "halt":
+            action, reason = max(action, int(Action.CHECKPOINT_AND_HALT)), outcome.cause
+        if not outcome.voted and not self._core.voting:
+            if self._desk.has_pending():
+                self._desk.refuse(step, f"ranks cannot agree: {self._core.why_off}")
+        elif (taken := self._desk.agreed(action, outcome.request_id, step, reason)) is not None:
+            self._event("halt", {"action": taken.name.lower(), "request_id": outcome.request_id, "reason": reason})
+
+    def _report(self, outcome: Outcome) -> None:
+        if outcome.skip and not outcome.by_scaler:
+            self._event("skip", _skip_body(outcome))
+        if outcome.flag == NONFINITE and not outcome.by_scaler and self._settings.local_gradients == "on_anomaly":
+            self._guard.run("local gradients", self._observer.arm_local_gradients)
+        mismatched = self._observer.replicated and (outcome.norms_differ or outcome.digests_differ)
+        if mismatched and not self.mismatched:
+            what = "gradient norms" if outcome.norms_differ else "parameters"
+            body = {"what": "replica_mismatch", "of": what, "norm_min": outcome.norm_min, "norm_max": outcome.norm_max}
+            self._event("note", body)
+        self.mismatched = mismatched
+
+
+def _host(norm: torch.Tensor | float | None) -> float | None:
+    if norm is None:
+        return None
+    try:
+        return float(norm)
+    except Exception as error:  # noqa: BLE001 - a dead device: its own error reaches the trainer at its next call
+        say(f"the gradient norm could not be read ({type(error).__name__}); this step is not judged")
+        return None
+
+
+def _skip_body(outcome: Outcome) -> dict[str, Any]:
+    first, last = outcome.first_flagged, outcome.last_flagged
+    norm = outcome.norm
+    return {
+        "reason": outcome.cause,
+        "norm": norm if norm is None or math.isfinite(norm) else str(norm),
+        "norm_min": outcome.norm_min,
+        "norm_max": outcome.norm_max,
+        "flagged_ranks": [first] if first == last else [first, last],
+        "agreed": outcome.voted,
+    }
