@@ -75,7 +75,12 @@ def vector(numbers: Sequence[torch.Tensor], device: torch.device | None = None) 
         return torch.empty(0, dtype=torch.float64)
     where = numbers[0].device if device is None else device
     wide = wide_dtype(where)
-    return torch.cat([n.detach().reshape(-1).to(device=where, dtype=wide, non_blocking=True) for n in numbers])
+    with torch.no_grad():
+        pieces = [n.reshape(-1) if n.device == where else n.reshape(-1).to(where, non_blocking=True) for n in numbers]
+        if not any(piece.dtype == wide for piece in pieces):
+            pieces[0] = pieces[0].to(wide)
+        # Joining promotes to the widest: one kernel instead of a conversion each. A new tensor even for one piece.
+        return torch.cat(pieces)
 
 
 def merge(harvests: Sequence[Harvest | Mapping[str, float]]) -> Harvest:

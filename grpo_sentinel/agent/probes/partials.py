@@ -1,28 +1,18 @@
-"""Named partials of masked tensors: small reductions on the device whose names say how micro-batches merge.
+"""Named partials of masked tensors: reductions on the device whose names say how micro-batches merge.
 
-sum:x  added     min:x max:x  extremes     n:x mean:x m2:x  (together)  moments, merged pairwise
-lse:x  logarithm of a sum of exponentials, merged without overflow
+    sum:x  added     min:x max:x  extremes     n:x mean_x:x mean_y:x m2_x:x m2_y:x cross:x  moments of pairs, merged pairwise
+    lse:x  logarithm of a sum of exponentials, merged without overflow
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from grpo_sentinel.agent.probes.pack import Part, vector, wide_dtype
-from grpo_sentinel.stats import Comoments, Moments
-
-_FILL = {"sum": 0.0, "min": math.inf, "max": -math.inf, "lse": -math.inf}
-_REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "count": lambda rows: rows.sum(1),
-    "sum": lambda rows: rows.sum(1),
-    "min": lambda rows: rows.amin(1),
-    "max": lambda rows: rows.amax(1),
-    "lse": lambda rows: torch.logsumexp(rows, 1),
-}
-_HELD_ELEMENTS = 1 << 22  # reductions of one kind wait for each other until they hold so much (32 MiB)
+from grpo_sentinel.agent.probes.pack import Part, vector
+from grpo_sentinel.stats import Comoments
 
 
 def finite(x: torch.Tensor) -> torch.Tensor:
@@ -31,85 +21,20 @@ def finite(x: torch.Tensor) -> torch.Tensor:
 
 
 class Bag:
-    """Collects reductions and runs those of one kind together: a few kernels instead of a hundred small ones."""
+    """Collects reduced numbers and their names."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._values: list[torch.Tensor] = []
-        self._waiting: dict[tuple[str, torch.Size], list[tuple[str, torch.Tensor, torch.Tensor]]] = {}
-
-    def count(self, name: str, keep: torch.Tensor) -> None:
-        """Count where `keep`."""
-        self._wait("count", name, keep, keep)
-
-    def total(self, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
-        """Sum where `keep`; what is left out may be NaN."""
-        self._wait("sum", name, x, keep)
-
-    def low(self, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
-        """Take the minimum where `keep`, +inf when nothing is kept."""
-        self._wait("min", name, x, keep)
-
-    def high(self, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
-        """Take the maximum where `keep`, -inf when nothing is kept."""
-        self._wait("max", name, x, keep)
-
-    def log_sum(self, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
-        """Take ln of the sum of exp(x) where `keep`, -inf when nothing is kept."""
-        self._wait("lse", name, x, keep)
 
     def put(self, names: Sequence[str], values: torch.Tensor) -> None:
-        """Take numbers that are reduced already."""
+        """Take numbers that are reduced already, in the order of their names."""
         self.names.extend(names)
         self._values.append(values)
 
-    def moments(self, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
-        """Take count, mean and squared deviations where `keep`: two passes, so nothing cancels."""
-        count = keep.sum()
-        mean = torch.where(keep, x, 0.0).sum() / count.clamp(min=1)
-        m2 = torch.where(keep, x - mean, 0.0).square().sum()
-        self.put([f"{field}:{name}" for field in ("n", "mean", "m2")], torch.stack([count.to(m2.dtype), mean, m2]))
-
-    def comoments(self, name: str, x: torch.Tensor, y: torch.Tensor, keep: torch.Tensor) -> None:
-        """Take the moments of pairs where `keep`."""
-        count = keep.sum()
-        pair = torch.where(keep, torch.stack([x, y]), 0.0).flatten(1)
-        means = pair.sum(1, keepdim=True) / count.clamp(min=1)
-        dx, dy = torch.where(keep.flatten(), pair - means, 0.0).unbind(0)
-        fields = [f"{field}:{name}" for field in ("n", "mean_x", "mean_y", "m2_x", "m2_y", "cross")]
-        squares = torch.stack([dx * dx, dy * dy, dx * dy]).sum(1)
-        self.put(fields, torch.cat([count.to(squares.dtype).reshape(1), means.flatten(), squares]))
-
-    def vector(self, device: torch.device | None) -> torch.Tensor:
-        """Run what waits and join everything, in the order of `names`."""
-        for kind, shape in list(self._waiting):
-            self._run(kind, shape)
-        return vector(self._values, device)
-
-    def _wait(self, kind: str, name: str, x: torch.Tensor, keep: torch.Tensor) -> None:
-        if not keep.numel():
-            empty = _FILL.get(kind, 0.0)
-            self.put(
-                [_prefixed(kind, name)], torch.full((1,), empty, dtype=wide_dtype(keep.device), device=keep.device)
-            )
-            return
-        queue = self._waiting.setdefault((kind, keep.shape), [])
-        queue.append((name, x, keep))
-        if len(queue) * keep.numel() > _HELD_ELEMENTS:
-            self._run(kind, keep.shape)
-
-    def _run(self, kind: str, shape: torch.Size) -> None:
-        queue = self._waiting.pop((kind, shape))
-        keeps = torch.stack([keep for _, _, keep in queue]).flatten(1)
-        if kind == "count":
-            rows = keeps
-        else:
-            rows = torch.where(keeps, torch.stack([x for _, x, _ in queue]).flatten(1), _FILL[kind])
-        self.put([_prefixed(kind, name) for name, _, _ in queue], _REDUCE[kind](rows))
-
-
-def _prefixed(kind: str, name: str) -> str:
-    return f"sum:{name}" if kind == "count" else f"{kind}:{name}"
+    def vector(self, device: torch.device | None, *tail: torch.Tensor) -> torch.Tensor:
+        """Join everything in the order of `names`, then what has no names."""
+        return vector([*self._values, *tail], device)
 
 
 class Merged:
@@ -153,14 +78,6 @@ class Merged:
         if top == -math.inf:
             return None
         return top + math.log(math.fsum(math.exp(one - top) for one in found)) if math.isfinite(top) else top
-
-    def moments(self, name: str) -> Moments:
-        """Merge count, mean and squared deviations."""
-        out = Moments()
-        for part in self.parts:
-            if part.get(f"n:{name}"):
-                out = out.merge(Moments(part[f"n:{name}"], part[f"mean:{name}"], part[f"m2:{name}"]))
-        return out
 
     def comoments(self, name: str) -> Comoments:
         """Merge the moments of pairs."""

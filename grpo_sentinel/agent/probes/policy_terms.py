@@ -1,6 +1,12 @@
-"""Policy layer: the terms of the loss recomputed from log-probs, as partials on the device. Axes: B rows, T tokens."""
+"""Policy layer: the terms of the loss recomputed from log-probs, as partials on the device. Axes: B rows, T tokens.
+
+Everything of one shape is stacked and reduced together: on a small batch the number of kernels is the cost.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 
@@ -12,96 +18,83 @@ _CONFIDENT = -0.6931471805599453  # ln 0.5
 _DISAGREE_NATS = 2.0
 
 
-def log_probs(bag: Bag, logp: torch.Tensor, mask: torch.Tensor) -> None:
-    """Current log-probs of the sampled tokens: float64, masked."""
-    known = finite(logp)
-    fine = mask & known
-    bag.total("logp", logp, fine)
-    bag.count("logp_count", fine)
-    bag.count("logp_nonfinite", mask & ~known)
-    bag.count("logp_positive", mask & (logp > _POSITIVE))
-    bag.low("logp", logp, fine)
+def levels(bag: Bag, names: Sequence[str], levels_KBT: torch.Tensor, mask: torch.Tensor) -> None:
+    """Sum, count and non-finite count inside the mask of K kinds of log-prob or entropy, float64."""
+    fine = finite(levels_KBT) & mask
+    counts = fine.sum((1, 2))
+    bag.put([f"sum:{name}" for name in names], torch.where(fine, levels_KBT, 0.0).sum((1, 2)))
+    bag.put([f"sum:{name}_count" for name in names], counts)
+    bag.put([f"sum:{name}_nonfinite" for name in names], mask.sum() - counts)
 
 
-def ratio(
-    bag: Bag, log_ratio: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor | None, low: float, high: float
-) -> None:
-    """Importance ratio r = exp(log_ratio): mean, extremes, clip fractions, k3 to the old policy, sample size."""
-    fine = mask & finite(log_ratio)
-    bag.count("ratio_count", fine)
-    bag.log_sum("ratio", log_ratio, fine)
-    bag.log_sum("ratio_squared", 2 * log_ratio, fine)
-    bag.high("log_ratio", log_ratio, fine)
-    bag.high("log_ratio_abs", log_ratio.abs(), fine)
-    bag.total("approx_kl", torch.expm1(-log_ratio) + log_ratio, fine)
-    if advantage is None:
-        return
-    r = log_ratio.exp()
-    known = fine & finite(advantage)
-    bag.count("clip_low", known & (r < 1.0 - low) & (advantage < 0))
-    bag.count("clip_high", known & (r > 1.0 + high) & (advantage > 0))
-    bag.count("clip_count", known)
-    bag.total("pg", -torch.minimum(r * advantage, r.clamp(1.0 - low, 1.0 + high) * advantage), known)
+def log_prob_range(bag: Bag, logp: torch.Tensor, mask: torch.Tensor) -> None:
+    """Smallest finite current log-prob, and those above 0."""
+    kept = torch.where(mask & finite(logp), logp, math.inf)
+    bag.put(["min:logp"], kept.amin())
+    bag.put(["sum:logp_positive"], ((logp > _POSITIVE) & mask).sum())
 
 
-def reference_kl(bag: Bag, logp: torch.Tensor, ref: torch.Tensor, mask: torch.Tensor) -> None:
-    """KL to the reference, per token: k1, k2, k3 (Schulman 2020, "Approximating KL divergence").
+def gaps(bag: Bag, names: Sequence[str], gaps_KBT: torch.Tensor, mask: torch.Tensor) -> None:
+    """K differences d of log-probs: sums of d, |d|, d^2 and k3(d) = exp(-d) - 1 + d, extremes, sums of exponentials.
 
-    Means are float64. Extremes and overflow are of k3 as the trainer computes it, in the log-probs' own dtype.
+    With d = logp - old: ratio and effective sample size. With d = logp - ref: KL in k1, k2, k3 (Schulman 2020,
+    "Approximating KL divergence"). With d = engine - trainer: the rollout gap.
     """
-    own, wide = torch.promote_types(logp.dtype, ref.dtype), wide_dtype(logp.device)
-    native = ref.to(own) - logp.to(own)
-    native_k3 = (native.exp() - native - 1).to(wide)
-    difference = logp.to(wide) - ref.to(wide)
-    fine = mask & finite(difference)
-    whole = fine & finite(native_k3)
-    bag.count("kl_count", fine)
-    bag.total("k1", difference, fine)
-    bag.total("k2", difference.square() / 2, fine)
-    bag.total("k3", torch.expm1(-difference) + difference, fine)
-    bag.high("k3", native_k3, whole)
-    bag.low("k3", native_k3, whole)
-    bag.count("k3_overflow", fine & native_k3.isinf())
-    bag.count("ref_nonfinite", mask & ~finite(ref))
+    fine = finite(gaps_KBT) & mask
+    size = gaps_KBT.abs()
+    k3 = torch.expm1(-gaps_KBT) + gaps_KBT
+    sums = torch.where(fine, torch.stack([gaps_KBT, size, gaps_KBT.square(), k3]), 0.0).sum((2, 3))
+    ends = torch.where(fine, torch.stack([gaps_KBT, 2 * gaps_KBT, size]), -math.inf)
+    bag.put([f"sum:{name}.{what}" for what in ("d", "abs", "square", "k3") for name in names], sums)
+    bag.put([f"max:{name}.{what}" for what in ("d", "2d", "abs") for name in names], ends.amax((2, 3)))
+    bag.put([f"lse:{name}.{what}" for what in ("d", "2d", "abs") for name in names], ends.logsumexp((2, 3)))
+    bag.put([f"sum:{name}.count" for name in names], fine.sum((1, 2)))
 
 
-def entropy(bag: Bag, entropy_BT: torch.Tensor, mask: torch.Tensor) -> None:
-    """Entropy of the next-token distribution: mean, and over the first and last quarter of each completion's tokens."""
-    known = finite(entropy_BT)
-    fine = mask & known
-    index = mask.cumsum(1) - 1  # place among the row's own tokens
-    length = mask.sum(1, keepdim=True)
-    first, last = fine & (4 * index < length), fine & (4 * index >= 3 * length)
-    for name, keep in (("entropy", fine), ("entropy_first", first), ("entropy_last", last)):
-        bag.total(name, entropy_BT, keep)
-        bag.count(f"{name}_count", keep)
-    bag.count("entropy_nonfinite", mask & ~known)
+def clipping(
+    bag: Bag, log_ratio: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor, low: float, high: float
+) -> None:
+    """Clip fractions and the policy-gradient term -min(r A, clip(r) A); the clipped one is smaller where clipping acts."""
+    known = finite(log_ratio + advantage) & mask
+    ratio = log_ratio.exp()
+    plain, cut = ratio * advantage, ratio.clamp(1.0 - low, 1.0 + high) * advantage
+    clipped = (cut < plain) & known
+    counts = torch.stack([known, clipped, clipped & (advantage < 0)]).sum((1, 2))
+    bag.put(["sum:pg_count", "sum:clipped", "sum:clip_low"], counts)
+    bag.put(["sum:pg"], -torch.where(known, torch.minimum(plain, cut), 0.0).sum())
 
 
-def sampling_gap(bag: Bag, trainer: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor) -> None:
-    """Rollout engine against trainer on the same tokens: float64 log-probs of both."""
+def reference_extremes(bag: Bag, logp: torch.Tensor, ref: torch.Tensor, mask: torch.Tensor) -> None:
+    """Extremes and overflow of k3 to the reference as the trainer computes it, in the log-probs' own dtype."""
+    own = torch.promote_types(logp.dtype, ref.dtype)
+    difference = ref.to(own) - logp.to(own)
+    k3 = (difference.exp() - difference - 1).to(wide_dtype(logp.device))
+    fine = finite(difference) & mask
+    whole = finite(k3) & fine
+    bag.put(["max:k3"], torch.where(whole, k3, -math.inf).amax())
+    bag.put(["min:k3"], torch.where(whole, k3, math.inf).amin())
+    bag.put(["sum:k3_overflow"], fine.sum() - whole.sum())
+
+
+def entropy_by_place(bag: Bag, entropy: torch.Tensor, mask: torch.Tensor) -> None:
+    """Entropy over the first and the last quarter of each completion's own tokens."""
+    place = mask.cumsum(1)  # 1-based among the row's own tokens
+    length = place[:, -1:]
+    place = 4 * place - 4
+    both = torch.stack([place < length, place >= 3 * length]) & (finite(entropy) & mask)
+    bag.put(["sum:entropy_first", "sum:entropy_last"], torch.where(both, entropy, 0.0).sum((1, 2)))
+    bag.put(["sum:entropy_first_count", "sum:entropy_last_count"], both.sum((1, 2)))
+
+
+def probabilities(bag: Bag, trainer: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor) -> None:
+    """Moments of both sides' probabilities, for their correlation; tokens that the engine was sure of and wrong."""
     gap = trainer - engine
-    fine = mask & finite(gap)
-    size = gap.abs()
-    bag.count("gap_count", fine)
-    bag.total("gap", size, fine)
-    bag.high("gap", size, fine)
-    bag.log_sum("gap", size, fine)
-    bag.total("gap_k3", torch.expm1(gap) - gap, fine)
-    bag.count("gap_confident", fine & (engine >= _CONFIDENT) & (size > _DISAGREE_NATS))
-    bag.count("gap_nonfinite", mask & ~finite(engine))
-    bag.comoments("probability", trainer.exp(), engine.exp(), fine)
-
-
-def advantages(bag: Bag, advantage: torch.Tensor, mask: torch.Tensor | None) -> None:
-    """Advantages per row (B), or per token (B x T, masked). A row is zero when all of its advantages are."""
-    wide = advantage.to(wide_dtype(advantage.device))
-    known = finite(wide)
-    keep = torch.ones_like(known) if mask is None else mask
-    rows = keep.any(1) if keep.dim() == 2 else keep
-    zero = (~keep | (wide == 0)).all(1) if keep.dim() == 2 else wide == 0
-    bag.moments("advantage", wide, keep & known)
-    bag.high("advantage", wide.abs(), keep & known)
-    bag.count("advantage_nonfinite", keep & ~known)
-    bag.count("advantage_zero", rows & zero)
-    bag.count("advantage_rows", rows)
+    fine = finite(gap) & mask
+    count = fine.sum()
+    both = torch.where(fine, torch.stack([trainer, engine]).exp(), 0.0)
+    means = both.sum((1, 2), keepdim=True) / count.clamp(min=1)
+    dx, dy = torch.where(fine, both - means, 0.0).unbind(0)
+    squares = torch.stack([dx * dx, dy * dy, dx * dy]).sum((1, 2))
+    bag.put([f"{field}:probability" for field in ("n", "mean_x", "mean_y")], torch.cat([count.view(1), means.flatten()]))
+    bag.put([f"{field}:probability" for field in ("m2_x", "m2_y", "cross")], squares)
+    bag.put(["sum:confident"], ((engine >= _CONFIDENT) & (gap.abs() > _DISAGREE_NATS) & fine).sum())

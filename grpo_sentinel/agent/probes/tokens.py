@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from grpo_sentinel.agent.probes.pack import wide_dtype
@@ -11,7 +13,6 @@ _GRAM = 4
 _LEAST_TOKENS = 8  # shorter completions say nothing about a single token
 _SHARE = 0.9
 _NO_ID = torch.iinfo(torch.int64).max
-_FACTORS = (0x100000001B3, 0x1F123BB5, 0x9E3779B1, 1)  # odd: the sum wraps in int64, a collision is unlikely
 
 
 def repetition(bag: Bag, ids_BT: torch.Tensor, keep_BT: torch.Tensor) -> None:
@@ -27,18 +28,20 @@ def repetition(bag: Bag, ids_BT: torch.Tensor, keep_BT: torch.Tensor) -> None:
         _single_token(bag, ids, keep_BT)
 
 
+@lru_cache(maxsize=8)
+def _factors(device: str) -> torch.Tensor:
+    return torch.tensor([0x100000001B3, 0x1F123BB5, 0x9E3779B1, 1], device=device)  # sums wrap; a collision is unlikely
+
+
 def _repeated_grams(bag: Bag, ids: torch.Tensor, keep: torch.Tensor) -> None:
-    width = ids.shape[1] - _GRAM + 1
-    gram, whole = ids[:, :width] * _FACTORS[0], keep[:, :width]
-    for shift in range(1, _GRAM):
-        gram = gram + ids[:, shift : shift + width] * _FACTORS[shift]
-        whole = whole & keep[:, shift : shift + width]
+    gram = (ids.unfold(1, _GRAM, 1) * _factors(str(ids.device))).sum(2)
+    whole = keep.unfold(1, _GRAM, 1).all(2)
     ordered = torch.where(whole, gram, _NO_ID).sort(dim=1).values
-    repeats = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != _NO_ID)).sum(1)
+    later = ordered[:, 1:]
+    repeats = ((later == ordered[:, :-1]) & (later != _NO_ID)).sum(1)
     grams = whole.sum(1)
-    share = repeats.to(wide_dtype(ids.device)) / grams.clamp(min=1)
-    bag.total("repetition", share, grams > 0)
-    bag.count("repetition_rows", grams > 0)
+    bag.put(["sum:repetition"], (repeats.to(wide_dtype(ids.device)) / grams.clamp(min=1)).sum())
+    bag.put(["sum:repetition_rows"], (grams > 0).sum())
 
 
 def _single_token(bag: Bag, ids: torch.Tensor, keep: torch.Tensor) -> None:
@@ -48,5 +51,4 @@ def _single_token(bag: Bag, ids: torch.Tensor, keep: torch.Tensor) -> None:
     middle = ordered.gather(1, (length // 2).clamp(max=ids.shape[1] - 1).unsqueeze(1))
     most = ((ids == middle) & keep).sum(1)
     long_enough = length >= _LEAST_TOKENS
-    bag.count("single", (most > _SHARE * length) & long_enough)
-    bag.count("single_rows", long_enough)
+    bag.put(["sum:single", "sum:single_rows"], torch.stack([(most > _SHARE * length) & long_enough, long_enough]).sum(1))

@@ -1,0 +1,124 @@
+"""Policy layer, on the host: from the partials of a step's micro-batches to its signals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo_sentinel.agent.probes.advantages import advantage_signals
+from grpo_sentinel.agent.probes.pack import Harvest, Part
+from grpo_sentinel.agent.probes.partials import Merged
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What the host knew about one micro-batch."""
+
+    names: tuple[str, ...]  # of the leading values; the advantages of the rows follow
+    facts: dict[str, float]  # counted on the host, added over micro-batches
+    settings: dict[str, float]
+    leaks: tuple[str, ...]
+
+
+def finish(parts: Sequence[Part]) -> Harvest:
+    """Merge the micro-batches' partials, weighted by their tokens, and turn them into signals."""
+    merged = Merged(parts, [part.meta.names for part in parts])
+    settings = parts[-1].meta.settings
+    found: dict[str, float | None] = {name: value for name, value in settings.items() if name.startswith("policy.")}
+    for name in {name for part in parts for name in part.meta.facts}:
+        found[name] = sum(part.meta.facts.get(name, 0.0) for part in parts)
+    on_policy = [part.meta.settings["policy.on_policy"] for part in parts if "policy.on_policy" in part.meta.settings]
+    if on_policy:
+        found["policy.on_policy"] = min(on_policy)
+    found.update(_loss(parts))
+    found.update(_levels(merged))
+    found.update(_ratio(merged))
+    found.update(_kl(merged, settings["beta"]))
+    found.update(_sampling(merged))
+    found.update(advantage_signals(merged, [part.values[len(part.meta.names) :].tolist() for part in parts]))
+    leaks = sorted({name for part in parts for name in part.meta.leaks})
+    values = {name: float(value) for name, value in found.items() if value is not None}
+    return Harvest(values, subjects={"policy.input_grad_leaks": ", ".join(leaks)} if leaks else {})
+
+
+def _loss(parts: Sequence[Part]) -> dict[str, float | None]:
+    losses = [
+        float(part.values[part.meta.names.index("loss")]) * part.meta.settings["loss_scale"]
+        for part in parts
+        if "loss" in part.meta.names
+    ]
+    usable = [loss for loss in losses if math.isfinite(loss)]
+    if not losses:
+        return {}
+    return {
+        "policy.loss": sum(usable) / len(usable) if usable else None,
+        "policy.loss_nonfinite": float(len(losses) - len(usable)),
+    }
+
+
+def _levels(merged: Merged) -> dict[str, float | None]:
+    return {
+        "policy.logp_mean_nats": merged.mean("logp", "logp_count"),
+        "policy.logp_min_nats": merged.low("logp"),
+        "policy.logp_nonfinite": merged.sum("logp_nonfinite"),
+        "policy.logp_positive": merged.sum("logp_positive"),
+        "policy.old_logp_nonfinite": merged.sum("old_logp_nonfinite"),
+        "policy.ref_logp_nonfinite": merged.sum("ref_logp_nonfinite"),
+        "policy.sampling_logp_nonfinite": merged.sum("sampling_logp_nonfinite"),
+        "policy.entropy_nats": merged.mean("entropy", "entropy_count"),
+        "policy.entropy_nonfinite": merged.sum("entropy_nonfinite"),
+        "policy.entropy_first_nats": merged.mean("entropy_first", "entropy_first_count"),
+        "policy.entropy_last_nats": merged.mean("entropy_last", "entropy_last_count"),
+        "policy.repetition_ratio": merged.mean("repetition", "repetition_rows"),
+        "policy.single_token_ratio": merged.mean("single", "single_rows"),
+    }
+
+
+def _ratio(merged: Merged) -> dict[str, float | None]:
+    count = merged.sum("ratio.count")
+    log_sum, log_squares, log_max = merged.log_sum("ratio.d"), merged.log_sum("ratio.2d"), merged.high("ratio.d")
+    if not count or log_sum is None or log_squares is None or log_max is None:
+        return {}
+    clipped = merged.mean("clipped", "pg_count")
+    low = merged.mean("clip_low", "pg_count")
+    return {
+        "policy.ratio_mean": _exp(log_sum - math.log(count)),
+        "policy.ratio_max": _exp(log_max),
+        "policy.log_ratio_abs_max": merged.high("ratio.abs"),
+        "policy.ess_ratio": min(1.0, math.exp(2 * log_sum - log_squares - math.log(count))),
+        "policy.approx_kl_nats": merged.mean("ratio.k3", "ratio.count"),
+        "policy.clip_low_ratio": low,
+        "policy.clip_high_ratio": None if low is None or clipped is None else clipped - low,
+        "policy.clip_ratio": clipped,
+        "policy.pg_loss": merged.mean("pg", "pg_count"),
+    }
+
+
+def _kl(merged: Merged, beta: float) -> dict[str, float | None]:
+    k3, squares = merged.mean("ref.k3", "ref.count"), merged.mean("ref.square", "ref.count")
+    return {
+        "policy.kl_k1_nats": merged.mean("ref.d", "ref.count"),
+        "policy.kl_k2_nats": None if squares is None else squares / 2,
+        "policy.kl_k3_nats": k3,
+        "policy.kl_k3_max_nats": merged.high("k3"),
+        "policy.kl_k3_min_nats": merged.low("k3"),
+        "policy.kl_k3_overflow": merged.sum("k3_overflow"),
+        "policy.kl_loss": None if k3 is None else beta * k3,
+    }
+
+
+def _sampling(merged: Merged) -> dict[str, float | None]:
+    count, log_sum = merged.sum("engine.count"), merged.log_sum("engine.abs")
+    return {
+        "policy.sampling_gap_mean_nats": merged.mean("engine.abs", "engine.count"),
+        "policy.sampling_gap_max_nats": merged.high("engine.abs"),
+        "policy.sampling_correlation": merged.comoments("probability").correlation(),
+        "policy.sampling_mult_error": None if not count or log_sum is None else _exp(log_sum - math.log(count)),
+        "policy.sampling_confident_disagreements": merged.sum("confident"),
+        "policy.sampling_k3_nats": merged.mean("engine.k3", "engine.count"),
+    }
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 709.0 else math.inf
