@@ -52,7 +52,8 @@ def _judge(acks: Mapping[int, Ack], ranks: Mapping[int, RankStatus]) -> tuple[Ha
         for rank, ack in acks.items():
             if ack.state is bad:
                 return bad, f"rank {rank}: {ack.detail}" if ack.detail else f"rank {rank} gave no reason"
-    if ranks and all(rank in acks and acks[rank].state is HaltState.DONE for rank in ranks):
+    acted = bool(ranks) and all(rank in acks and _has_acted(acks[rank], ranks[rank]) for rank in ranks)
+    if acted and any(ack.state is HaltState.DONE for ack in acks.values()):
         return _all_done(acks)
     lost = _lost(acks, ranks)
     if lost:
@@ -66,12 +67,19 @@ def _judge(acks: Mapping[int, Ack], ranks: Mapping[int, RankStatus]) -> tuple[Ha
     return (HaltState.VOTED if HaltState.VOTED in states else HaltState.REQUESTED), ""
 
 
+def _has_acted(ack: Ack, status: RankStatus) -> bool:
+    """A rank that followed the vote before it saw the request itself says FINISHED, but closes as halted."""
+    halted = status.closed_detail is not None and status.closed_detail.startswith("halted")
+    return ack.state is HaltState.DONE or (ack.state is HaltState.FINISHED and halted)
+
+
 def _all_done(acks: Mapping[int, Ack]) -> tuple[HaltState, str]:
     steps = {rank: ack.step for rank, ack in acks.items()}
     if len(set(steps.values())) > 1:
         told = ", ".join(f"rank {rank} at {step}" for rank, step in steps.items())
         return HaltState.FAILED, f"ranks acted at different steps ({told}); trust no checkpoint of this request"
-    return HaltState.DONE, next((ack.detail for ack in acks.values() if ack.detail), "")
+    done = (ack.detail for ack in acks.values() if ack.state is HaltState.DONE and ack.detail)
+    return HaltState.DONE, next(done, "")
 
 
 def _lost(acks: Mapping[int, Ack], ranks: Mapping[int, RankStatus]) -> str:

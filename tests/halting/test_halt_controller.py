@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_done_is_not_claimed_before_every_rank_says_so(tmp_path: Path, clock: Ma
     other = {0: acked(HaltState.DONE, clock), 1: acked(HaltState.DONE, clock, 1, at=11)}
     assert halting.poll(other).state is HaltState.FAILED
     assert "different steps" in halting.status.detail
+
+
+def test_a_rank_that_was_halted_by_the_vote_alone_counts_as_done(tmp_path: Path, clock: ManualClock) -> None:
+    halting = controller(tmp_path, clock)
+    halting.request(Action.CHECKPOINT_AND_HALT, "")
+    late = acked(HaltState.FINISHED, clock, detail="the run ended first", liveness=Liveness.CLOSED)
+    ranks = {0: replace(late, closed_detail="halted"), 1: acked(HaltState.DONE, clock, 1, detail="/c")}  # type: ignore[type-var]
+    assert halting.poll(ranks).state is HaltState.DONE
+    assert halting.status.detail == "/c"
 
 
 @pytest.mark.parametrize(
