@@ -22,7 +22,7 @@ def demo(out: Path, *arguments: str, timeout_s: float = 540) -> tuple[int, str]:
     """Run the demo in its own process group; ended by pid when it takes too long."""
     environ = {name: value for name, value in os.environ.items() if name != "XDG_STATE_HOME"}
     done = subprocess.run(
-        [sys.executable, str(Path(assets.__file__).with_name("run.py")), "--out", str(out), *arguments],
+        [sys.executable, str(Path(assets.__file__).with_name("run.py")), "--out", str(out), "--timeout", "240", *arguments],
         env=environ, capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
