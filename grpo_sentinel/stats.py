@@ -35,7 +35,7 @@ class Moments:
         if not finite:
             return Moments(nonfinite=float(nonfinite))
         mean = math.fsum(number / len(finite) for number in finite)
-        m2 = math.fsum((number - mean) ** 2 for number in finite)
+        m2 = sum((number - mean) * (number - mean) for number in finite)  # fsum and ** raise where this becomes inf
         return Moments(float(len(finite)), mean, m2, min(finite), max(finite), float(nonfinite))
 
     def merge(self, other: Moments) -> Moments:

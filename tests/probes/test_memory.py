@@ -25,7 +25,7 @@ def test_this_process_is_read_as_it_is(tmp_path):
 
 
 def test_open_files_and_children_are_counted(tmp_path):
-    probe = MemoryProbe(tmp_path)
+    probe = MemoryProbe(tmp_path, slow_seconds=0)
     before = probe.observe()
     child = subprocess.Popen([sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()"],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
@@ -81,3 +81,17 @@ def test_meminfo_and_allocator_statistics_are_taken_apart():
     assert parse_meminfo("MemAvailable:  5 kB\nHugePages_Total: 3\nbroken\n") == {"MemAvailable": 5120, "HugePages_Total": 3}
     stats = {"allocated_bytes.all.current": 1, "num_ooms": 2, "other": 3}
     assert parse_cuda(stats) == {"memory.cuda_allocated_bytes": 1, "memory.cuda_ooms": 2}
+
+
+def test_what_changes_slowly_is_read_once_a_second_and_repeated_between(tmp_path):
+    now = [10.0]
+    root = fake(tmp_path, {"proc/meminfo": "MemAvailable: 1 kB\n", "proc/self/statm": "9 5 1\n"})
+    probe = MemoryProbe(root=root, clock=lambda: now[0])
+    first = probe.observe()
+    fake(tmp_path, {"proc/meminfo": "MemAvailable: 2 kB\n", "proc/self/statm": "9 6 1\n"})
+    now[0] = 10.5
+    second = probe.observe()
+    assert second["memory.host_available_bytes"] == first["memory.host_available_bytes"] == 1024
+    assert second["memory.rss_bytes"] * 5 == first["memory.rss_bytes"] * 6
+    now[0] = 11.0
+    assert probe.observe()["memory.host_available_bytes"] == 2048

@@ -232,5 +232,6 @@ def _distribution(sampled: torch.Tensor, norm: float, elements: int) -> dict[str
     if len(finite) == elements:
         values["gradient.std"] = float(finite.std(correction=0))
     elif math.isfinite(norm):
-        values["gradient.std"] = math.sqrt(max(0.0, norm * norm / elements - float(finite.mean()) ** 2))
+        mean = float(finite.mean())
+        values["gradient.std"] = math.sqrt(max(0.0, norm * norm / elements - mean * mean))
     return values

@@ -1,0 +1,132 @@
+"""Reward layer, on the host: from the copied score matrix to its signals, in Python floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from grpo_sentinel.agent.probes.pack import Harvest, Part
+from grpo_sentinel.stats import Comoments, Moments
+
+
+class History:
+    """What reward signals remember between steps: the largest combined reward of the run so far."""
+
+    def __init__(self) -> None:
+        self.ceiling = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """How the vector of one generation batch is laid out: scores by row, weights unless known, lengths."""
+
+    names: tuple[str, ...]
+    weights: tuple[float, ...] | None  # None: they follow the scores in the vector
+    rows: int
+    group_size: int | None
+    lengths: bool
+    history: History | None
+
+
+def finish(parts: Sequence[Part]) -> Harvest:
+    """Turn the scores of a step's generation batches into signals; several batches are judged together."""
+    meta: Meta = parts[-1].meta
+    cut = [_cut(part) for part in parts if part.meta.names == meta.names]
+    columns = [[score for scores, _, _ in cut for score in scores[index]] for index in range(len(meta.names))]
+    combined = [reward for _, rewards, _ in cut for reward in rewards]
+    values = _functions(dict(zip(meta.names, columns, strict=True)))
+    values.update(_combined(combined, meta.history))
+    size = meta.group_size
+    if size and size > 1 and len(combined) % size == 0:
+        values.update(_groups([combined[start : start + size] for start in range(0, len(combined), size)]))
+    if all(part.meta.lengths for part in parts):
+        values.update(_correlation(combined, [length for _, _, lengths in cut for length in lengths]))
+    bad = tuple(row for row, reward in enumerate(combined) if not math.isfinite(reward))[:16]
+    return Harvest(values, samples={"reward.nonfinite": bad} if bad else {})
+
+
+def _cut(part: Part) -> tuple[list[list[float]], list[float], list[float]]:
+    """Cut one vector into the scores of each function, the combined reward of each row, and the lengths."""
+    meta: Meta = part.meta
+    numbers: list[float] = part.values.tolist()
+    width, size = len(meta.names), len(meta.names) * meta.rows
+    weights = meta.weights if meta.weights is not None else numbers[size : size + width]
+    rows = [numbers[start : start + width] for start in range(0, size, width)] if width else [[]] * meta.rows
+    lengths = numbers[-meta.rows :] if meta.lengths and meta.rows else []
+    columns = [numbers[index:size:width] for index in range(width)]
+    return columns, [_weighted(row, weights) for row in rows], lengths
+
+
+def _weighted(scores: Sequence[float], weights: Sequence[float]) -> float:
+    """Add up what is not None (NaN); a weight of 0 times an infinite score stays visible as what it is: NaN."""
+    known = [score * weight for score, weight in zip(scores, weights, strict=True) if not math.isnan(score)]
+    return sum(known) if known else math.nan
+
+
+def _functions(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    out: dict[str, float] = {}
+    variances: dict[str, float] = {}
+    for name, scores in columns.items():
+        moments = Moments.of(scores)
+        out[f"reward.func_samples[{name}]"] = float(len(scores))
+        out[f"reward.func_nonfinite[{name}]"] = moments.nonfinite
+        out[f"reward.func_infinite[{name}]"] = float(sum(map(math.isinf, scores)))
+        if moments.count:
+            out[f"reward.func_mean[{name}]"] = moments.mean
+            out[f"reward.func_min[{name}]"] = moments.low
+            out[f"reward.func_max[{name}]"] = moments.high
+        variance = moments.variance()
+        if variance is not None:
+            variances[name] = variance
+            out[f"reward.func_std[{name}]"] = math.sqrt(variance)
+    total = sum(variances.values())
+    if 0 < total < math.inf:
+        out.update({f"reward.func_variance_share[{name}]": share / total for name, share in variances.items()})
+    return out
+
+
+def _combined(rewards: Sequence[float], history: History | None) -> dict[str, float]:
+    moments = Moments.of(rewards)
+    out = {"reward.nonfinite": moments.nonfinite}
+    if not moments.count:
+        return out
+    out.update({"reward.mean": moments.mean, "reward.min": moments.low, "reward.max": moments.high})
+    std = moments.std()
+    if std is not None:
+        out["reward.std"] = std
+    if history is not None:
+        history.ceiling = max(history.ceiling, moments.high)
+        out["reward.at_ceiling_ratio"] = rewards.count(history.ceiling) / moments.count
+    return out
+
+
+def _groups(groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Judge the groups whose rewards are all finite; all-right and all-wrong need a batch that knows both."""
+    whole = [moments for moments in map(Moments.of, groups) if not moments.nonfinite]
+    if not whole:
+        return {}
+    low, high = min(group.low for group in whole), max(group.high for group in whole)
+    flat = [group.low for group in whole if group.low == group.high]
+    out = {
+        "reward.group_std_mean": sum(group.std() or 0.0 for group in whole) / len(whole),
+        "reward.zero_std_ratio": len(flat) / len(whole),
+    }
+    if high > low:
+        out["reward.all_right_ratio"] = flat.count(high) / len(whole)
+        out["reward.all_wrong_ratio"] = flat.count(low) / len(whole)
+    return out
+
+
+def _correlation(rewards: Sequence[float], lengths: Sequence[float]) -> dict[str, float]:
+    """Pearson correlation over rows with a finite reward; absent when either does not vary."""
+    pairs = [(reward, length) for reward, length in zip(rewards, lengths, strict=True) if math.isfinite(reward)]
+    if len(pairs) < 3:
+        return {}
+    scale = max(abs(reward) for reward, _ in pairs) or 1.0  # squares of 1e200 would overflow
+    xs, ys = [reward / scale for reward, _ in pairs], [length for _, length in pairs]
+    x, y = Moments.of(xs), Moments.of(ys)
+    cross = math.fsum((a - x.mean) * (b - y.mean) for a, b in zip(xs, ys, strict=True))
+    varies = x.low < x.high and y.low < y.high
+    found = Comoments(x.count, x.mean, y.mean, x.m2, y.m2, cross).correlation() if varies else None
+    return {} if found is None else {"reward.length_correlation": found}
