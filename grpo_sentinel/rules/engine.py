@@ -44,7 +44,7 @@ class Engine:
         self._run_id = run_id
         self._trackers: dict[tuple[str, str, int | None, str], Tracker] = {}
         self._boards: dict[Mode, _Board] = {}
-        self._roots = RootCause()
+        self._roots = RootCause(rule.name for rule in rules if rule.bound)
         self._attribution = Attribution()
         self._context: dict[str, Any] = {}
         self._step = 0
@@ -82,22 +82,30 @@ class Engine:
             rank: View(frame.step, frame.wall_ns, row.get, rows, rank, frame.missing) for rank, row in rows.items()
         }
         out: list[Finding] = []
-        tainted = False
-        for tracker in board.bounds:
-            view = merged if tracker.rank is None else views.get(tracker.rank)
-            if view is not None:
-                self._look(tracker, view, out)
-                if tracker.bad:
-                    tainted = True
-        if tainted:
-            merged.tainted = True
-            for view in views.values():
+        if self._run(board.bounds, merged, views, out):
+            for view in (merged, *views.values()):
                 view.tainted = True
-        for tracker in board.others:
-            view = merged if tracker.rank is None else views.get(tracker.rank)
-            if view is not None:
-                self._look(tracker, view, out)
+        self._run(board.others, merged, views, out)
         return out
+
+    def _run(self, trackers: Iterable[Tracker], merged: View, views: Mapping[int, View], out: list[Finding]) -> bool:
+        """Let every tracker look at its view; tells whether one of them finds it bad."""
+        any_bad = False
+        for tracker in trackers:
+            rank = tracker.rank
+            view = merged if rank is None else views.get(rank)
+            if view is None:
+                continue
+            try:
+                change = tracker.look(view)
+            except (ArithmeticError, ValueError) as error:
+                self._fail(tracker, view, error)
+                continue
+            if change is not Change.NONE:
+                self._change(tracker, change, view, out, "")
+            if tracker.bad:
+                any_bad = True
+        return any_bad
 
     def event(self, event: EventRecord) -> list[Finding]:
         """Judge one event; a `config` event configures, a `nonfinite` event refines findings that already fire."""
@@ -223,20 +231,23 @@ class Engine:
         try:
             change = tracker.look(view)
         except (ArithmeticError, ValueError) as error:
-            # one rule with strange numbers must not stop the others
-            self._errors[tracker.rule.name] = f"failed at step {view.step}: {error}"
+            self._fail(tracker, view, error)
             return
-        if change is Change.NONE:
-            return
+        if change is not Change.NONE:
+            self._change(tracker, change, view, out, subject)
+
+    def _fail(self, tracker: Tracker, view: View, error: Exception) -> None:
+        """Note that a rule met numbers that it cannot handle; it must not stop the others."""
+        self._errors[tracker.rule.name] = f"failed at step {view.step}: {error}"
+
+    def _change(self, tracker: Tracker, change: Change, view: View, out: list[Finding], subject: str) -> None:
         if change is Change.FIRED:
             self._fire(tracker, view, out, subject)
         elif tracker.finding is not None:
-            finding = replace(
-                self._roots.get(tracker.finding.finding_id),
-                state=FindingState.RESOLVED, step=view.step, wall_ns=view.wall_ns,
-            )  # fmt: skip
+            known = self._roots.get(tracker.finding.finding_id)
             tracker.finding = None
-            out.append(self._roots.update(finding))
+            gone = replace(known, state=FindingState.RESOLVED, step=view.step, wall_ns=view.wall_ns)
+            out.append(self._roots.update(gone))
 
     def _fire(self, tracker: Tracker, view: View, out: list[Finding], entity: str) -> None:
         rule, verdict, onset = tracker.rule, tracker.verdict, tracker.onset

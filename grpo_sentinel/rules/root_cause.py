@@ -1,6 +1,7 @@
 """Chains: of the findings that belong together, the lowest layer that was wrong first is the root.
 
-Order is (onset step, layer): within one step data comes before reward before policy before gradient before optimizer;
+Order is (onset step, layer), where what a bound decided goes before what a baseline did, whose onset is only about
+right: within one step data comes before reward before policy before gradient before optimizer;
 between steps time decides, since a bad update of step s shows in the data of step s + 1. A finding joins a chain only
 where its layer can follow from the other's, and only within `gap_steps` of it. A note is never the root of more.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.records import Finding, FindingState, Severity
@@ -24,17 +26,12 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 """layer -> layers whose trouble can follow from it."""
 
 
-def order(finding: Finding) -> tuple[bool, int, int, int, int, str]:
-    """Sort key of a chain: notes last, then onset, layer, announced first, graver."""
-    layer = LAYERS.index(finding.layer)
-    note = finding.severity is Severity.NOTE
-    return note, finding.onset_step, layer, finding.step, -int(finding.severity), finding.finding_id
-
-
 class RootCause:
     """The firing findings and who follows from whom."""
 
-    def __init__(self, gap_steps: int = 20, linger_steps: int = 20) -> None:
+    def __init__(self, bounds: Iterable[str] = (), gap_steps: int = 20, linger_steps: int = 20) -> None:
+        """`bounds`: rules that decide without a baseline; within one step they come before those that need one."""
+        self._bounds = frozenset(bounds)
         self._gap = gap_steps
         self._linger = linger_steps
         self._open: dict[str, Finding] = {}
@@ -44,7 +41,7 @@ class RootCause:
         self._forget(finding.step)
         roots = [known for known in self._open.values() if self._explains(known, finding)]
         if roots:
-            first = min(roots, key=order)
+            first = min(roots, key=self.order)
             finding = replace(finding, root_id=first.root_id or first.finding_id)
         self._open[finding.finding_id] = finding
         return finding, self._adopt(finding)
@@ -64,12 +61,19 @@ class RootCause:
         firing = [finding for finding in self._open.values() if finding.state is FindingState.FIRING]
         known = {finding.finding_id for finding in firing}
         roots = [finding for finding in firing if finding.root_id not in known]
-        roots.sort(key=lambda root: (-self._gravity(root, firing), order(root)))
+        roots.sort(key=lambda root: (-self._gravity(root, firing), self.order(root)))
         out: list[Finding] = []
         for root in roots:
             out.append(root)
-            out.extend(sorted((f for f in firing if f.root_id == root.finding_id), key=order))
+            out.extend(sorted((f for f in firing if f.root_id == root.finding_id), key=self.order))
         return tuple(out)
+
+    def order(self, finding: Finding) -> tuple[Any, ...]:
+        """Sort key of a chain: notes last, then onset, bounds, layer, announced first, graver."""
+        layer = LAYERS.index(finding.layer)
+        note = finding.severity is Severity.NOTE
+        guess = finding.rule not in self._bounds
+        return note, finding.onset_step, guess, layer, finding.step, -int(finding.severity), finding.finding_id
 
     def _gravity(self, root: Finding, firing: Iterable[Finding]) -> int:
         return max([int(root.severity)] + [int(f.severity) for f in firing if f.root_id == root.finding_id])
@@ -77,8 +81,10 @@ class RootCause:
     def _explains(self, cause: Finding, effect: Finding) -> bool:
         if cause.finding_id == effect.finding_id or effect.layer not in FOLLOWS[cause.layer]:
             return False
-        if cause.onset_step > effect.onset_step or order(cause) >= order(effect):
+        if cause.onset_step > effect.onset_step or self.order(cause) >= self.order(effect):
             return False
+        if effect.layer == "sentinel" and effect.severity is Severity.NOTE:
+            return False  # the sentinel's own small troubles are nobody's consequence
         if cause.severity is Severity.NOTE and effect.severity > Severity.NOTE:
             return False
         near = effect.onset_step - max(cause.onset_step, cause.step) <= self._gap

@@ -72,6 +72,10 @@ class Tracker:
         verdict = self._detector.update(view)
         if self._unless is not None and self._unless.update(view).bad:
             verdict = FINE
+        if verdict is FINE and not self._bits and self.finding is None:  # nearly always: nothing to remember
+            self.judged = self.looks
+            self.last_unable = ""
+            return Change.NONE
         if verdict.unable:
             self.last_unable = verdict.unable
             return Change.NONE

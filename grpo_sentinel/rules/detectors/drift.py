@@ -99,7 +99,7 @@ class Drift:
             value=value,
             limit=value + room,
             signal=self.signal.text,
-            onset=first_step,
+            onset=self._onset(newest),
             detail=text,
         )
 
@@ -107,6 +107,19 @@ class Drift:
         values = [point[2] for point in self._points]
         rises = sum(b > a for a, b in pairwise(values))
         return rises >= self.steady * (len(values) - 1)
+
+    def _onset(self, slope: float) -> int:
+        """Walk back from the newest point to where the growth began: two slow steps in a row end it."""
+        points = list(self._points)
+        onset, slow = points[-1][0], 0
+        for before, after in zip(points[-2::-1], points[:0:-1], strict=True):
+            grows = after[2] - before[2] >= 0.3 * slope * (after[0] - before[0])
+            slow = 0 if grows else slow + 1
+            if slow == 2:
+                break
+            if grows:
+                onset = after[0]
+        return onset
 
     def _by_rank(self, view: View) -> dict[int, float]:
         values = ((rank, self.signal(row.get)) for rank, row in view.ranks.items())
