@@ -53,7 +53,7 @@ def chart(title: str, unit: str, series: Mapping[int, Sequence[Point]], onset: i
         if len(series) > 1 and index < len(_COLOURS):
             parts.append(
                 f'<text x="{_WIDTH - _RIGHT - 44 * (min(len(series), len(_COLOURS)) - 1 - index)}" y="16" class="a"'
-                f' text-anchor="end" fill="{colour}">rank {rank}</text>'
+                f' text-anchor="end" style="fill:{colour}">rank {rank}</text>'
             )
     return "".join([*parts, "</svg>"])
 
