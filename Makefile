@@ -24,6 +24,8 @@ FAULT ?= grad_nan
 KEEP ?=
 COMPARE ?=
 STEPS ?=
+# for example: make test PYTEST_ARGS="-n 2 --dist loadfile"
+PYTEST_ARGS ?=
 
 .PHONY: help demo test slow lint types bench docs docs-check clean system-packages
 
@@ -59,10 +61,10 @@ demo: $(VENV)/.demo
 	@$(PY) examples/demo/run.py --fault '$(FAULT)' $(if $(KEEP),--keep) $(if $(COMPARE),--compare) $(if $(STEPS),--steps $(STEPS))
 
 test: $(VENV)/.test system-packages
-	$(PY) -m pytest
+	$(PY) -m pytest $(PYTEST_ARGS)
 
 slow: $(VENV)/.test system-packages
-	$(PY) -m pytest -m 'slow and not gpu and not nightly'
+	$(PY) -m pytest -m 'slow and not gpu and not nightly' $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(PY) -m ruff check .
