@@ -25,7 +25,8 @@ _STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1360px; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; margin: .5rem 0 } th, td { text-align: left; padding: .2rem .8rem .2rem 0;
-vertical-align: top; border-bottom: 1px solid #8883 } td { overflow-wrap: anywhere } td:first-child { white-space: nowrap }
+vertical-align: top; border-bottom: 1px solid #8883 } td { overflow-wrap: anywhere }
+td:first-child { white-space: nowrap }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(440px, 1fr)); gap: 1rem }
 svg { width: 100% } .t { font: 600 13px system-ui; fill: currentColor } .a { font: 11px system-ui; fill: #888 }
 .g { stroke: #8884; fill: none } .o { stroke: #dc2626; stroke-dasharray: 4 3; fill: none }
