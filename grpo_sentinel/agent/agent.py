@@ -151,7 +151,7 @@ class Agent:
             self._vote.norm = norm.detach() if isinstance(norm, torch.Tensor) else norm
 
     def observe_optimizer(self, **details: Any) -> None:
-        """Give what the optimizer hooks cannot know: `scaler`, `engine`, `learning_rate_expected`."""
+        """Give what the optimizer hooks cannot know: `scaler`, `engine`, `scheduler` or `learning_rate_expected`."""
         self.observer.optimizer_details.update(details)
         scaler = details.get("scaler")
         if scaler is not None:

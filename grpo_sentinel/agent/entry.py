@@ -51,6 +51,7 @@ def attach(
     *,
     model: torch.nn.Module | None = None,
     optimizer: Any = None,
+    scheduler: Any = None,
     settings: Settings | None = None,
     run_id: str | None = None,
     replicated: bool | None = None,
@@ -59,7 +60,7 @@ def attach(
     """Watch a transformers or TRL trainer, or a loop of one's own; call it on every rank, at the same place.
 
     With `trainer`, everything is fed from its hooks. With `model` and `optimizer`, the loop calls `observe_*`
-    and `end_step`. `config` is what the loop knows of itself (`vocab_size`, `group_size`, `epsilon_low`, `beta`,
+    and `end_step`; with `scheduler` the learning rate is compared with what that last set. `config` is what the loop knows of itself (`vocab_size`, `group_size`, `epsilon_low`, `beta`,
     `max_grad_norm`, ...). `replicated` says whether every rank holds the same weights (found out for DDP).
 
     Never raises: disabled or broken gives a `NullAgent` and one line on stderr. May wait for the other ranks, at most
@@ -67,7 +68,7 @@ def attach(
     """
     agent = begin(settings, run_id)
     if isinstance(agent, Agent):
-        agent.guard.run("integration", _feed, agent, trainer, model, optimizer, replicated, config)
+        agent.guard.run("integration", _feed, agent, trainer, model, optimizer, scheduler, replicated, config)
     return agent
 
 
@@ -165,6 +166,7 @@ def _feed(
     trainer: Any,
     model: torch.nn.Module | None,
     optimizer: Any,
+    scheduler: Any,
     replicated: bool | None,
     config: dict[str, Any],
 ) -> None:
@@ -176,7 +178,7 @@ def _feed(
             )
         _load(target)(agent, trainer, config)
     else:
-        _load(_LOOP)(agent, model, optimizer, replicated, config)
+        _load(_LOOP)(agent, model, optimizer, scheduler, replicated, config)
 
 
 def _load(place: str) -> Any:

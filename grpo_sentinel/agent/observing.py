@@ -7,8 +7,7 @@ step later, so that nothing waits for the copy.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from grpo_sentinel.agent.probes.memory import MemoryProbe
 from grpo_sentinel.agent.probes.optimizer import OptimizerProbe
 from grpo_sentinel.agent.probes.pack import Harvest, Pack, merge
 from grpo_sentinel.agent.readback import Readback
+from grpo_sentinel.agent.schedule import expected_rate
 from grpo_sentinel.agent.settings import Settings
 
 _DATA_NAMES = {
@@ -37,7 +37,6 @@ _DATA_NAMES = {
 }
 _POLICY_PROFILE = ("completion_ids_BT",)  # repetition: two sorts per row, and no bound rests on it
 _DATA_CONTEXT = ("vocab_size", "pad_id", "eos_id", "unk_id", "max_prompt_length", "max_completion_length", "group_size")
-_MEMORY_SECONDS = 0.5
 _SAMPLE_SIZE = 8192  # elements for the percentiles of |g|
 _POLICY_CONTEXT = ("epsilon_low", "epsilon_high", "beta", "vocab_size", "group_size", "scale_rewards")
 
@@ -45,14 +44,7 @@ _POLICY_CONTEXT = ("epsilon_low", "epsilon_high", "beta", "vocab_size", "group_s
 class Observer:
     """Keeps what is watched, calls the probes, holds their packs until the record goes out."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        guard: Guard,
-        *,
-        recording: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, settings: Settings, guard: Guard, *, recording: bool = True) -> None:
         """Without `recording` (no ring) nothing is read but what the vote needs."""
         self.recording = recording
         self.full = True  # the costly probes run in this step
@@ -74,9 +66,6 @@ class Observer:
         self._optimizer: torch.optim.Optimizer | None = None
         self._optimizer_probe: OptimizerProbe | None = None
         self._memory = MemoryProbe()
-        self._memory_read: float | None = None
-        self._memory_values: dict[str, float] = {}
-        self._clock = clock
         self._reward_history = reward_probe.History()
         self._local = LocalWatch()
         self._local_steps_left = 0
@@ -192,12 +181,16 @@ class Observer:
         """See what it did."""
         if self._optimizer_probe is None:
             self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
+        details = dict(self.optimizer_details)
+        scheduler = details.pop("scheduler", None)
+        if scheduler is not None:
+            details.setdefault("learning_rate_expected", expected_rate(scheduler))
         pack = self._optimizer_probe.after_step(
             optimizer,
             named_parameters=self._parameters or None,
             skipped=skipped,
             full=self.full,
-            **self.optimizer_details,
+            **details,
         )
         self._step.add(pack)
 
@@ -222,14 +215,7 @@ class Observer:
             return
         if self._local_steps_left > 0:
             self._guard.run("local gradients", self._take_local_gradients)
-        self._step.add(self._guard.run("memory", self._memory_figures))
-
-    def _memory_figures(self) -> dict[str, float]:
-        """Read memory at most every half second: files in /proc cost more than anything else that is constant."""
-        now = self._clock()
-        if self._memory_read is None or now - self._memory_read >= _MEMORY_SECONDS:
-            self._memory_read, self._memory_values = now, self._memory.observe()
-        return self._memory_values
+        self._step.add(self._guard.run("memory", self._memory.observe))
 
     def _take_local_gradients(self) -> None:
         self._step.add(self._local.pack())

@@ -1,6 +1,6 @@
 """A PyTorch loop of one's own: the optimizer's hooks vote and gate, the loop calls `observe_*` and `end_step`.
 
-agent = attach(model=model, optimizer=optimizer, vocab_size=..., group_size=...)
+agent = attach(model=model, optimizer=optimizer, scheduler=scheduler, vocab_size=..., group_size=...)
 for batch in batches:
     agent.observe_data(batch)
     loss = ...; loss.backward()
@@ -28,11 +28,14 @@ def follow(
     agent: Agent,
     model: torch.nn.Module | None,
     optimizer: Any,
+    scheduler: Any,
     replicated: bool | None,
     config: dict[str, Any],
 ) -> None:
     """Watch a model and an optimizer; stamp when this rank comes to the first collective of a step under DDP."""
     agent.watch(model=model, optimizer=optimizer, replicated=replicated)
+    if scheduler is not None:
+        agent.observe_optimizer(scheduler=scheduler)
     agent.configure(trainer="torch", versions=versions(), **config)
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         handle = model.register_forward_pre_hook(lambda module, args: agent.clock.arrived())

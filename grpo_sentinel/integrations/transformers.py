@@ -38,7 +38,14 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
         self._verdict = Verdict()
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kw: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        **kw: Any,
     ) -> None:
         """Take model and optimizer as they are after preparation (FSDP replaces the parameters)."""
         if self._alone:
@@ -46,6 +53,8 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
         if not isinstance(self.agent, Agent):
             return
         self.agent.watch(model=model, optimizer=optimizer, replicated=_replicated(args))
+        if lr_scheduler is not None:
+            self.agent.observe_optimizer(scheduler=lr_scheduler)
         if self._alone:
             self.agent.configure(**configuration(args, model))
 

@@ -68,14 +68,12 @@ def wait_for(processes: list[subprocess.Popen], timeout_s: float = 120.0) -> lis
 
 
 class Result:
-    """What the ranks left: exit codes, their JSON, their stderr, their segments."""
+    """What the ranks left of one scenario: their JSON, their stderr, their segments."""
 
-    def __init__(self, folder: Path, codes: list[int]) -> None:
+    def __init__(self, folder: Path, world: int) -> None:
         self.folder = folder
-        self.codes = codes
-        self.logs = [(folder / f"rank{rank}.log").read_text() for rank in range(len(codes))]
-        assert all(code in (0, 1) for code in codes), "\n".join(self.logs)[-6000:]
-        self.ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(len(codes))]
+        self.logs = [(folder / f"rank{rank}.log").read_text() for rank in range(world)]
+        self.ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
 
     def segment(self, rank: int, root: str | None = None, run: str = "run"):
         from grpo_sentinel.protocol import RankReader, run_dir
@@ -102,8 +100,28 @@ class Segment:
         return {record.step: dict(record.values) for record in self.records if record.kind is Kind.STEP}
 
 
-def run_ranks(
-    script: Path, arguments: list[str], folder: Path, world: int, timeout_s: float = 120.0, **extra: str
-) -> Result:
-    folder.mkdir(parents=True, exist_ok=True)
-    return Result(folder, wait_for(start_ranks(script, arguments, folder, world, **extra), timeout_s))
+class Scenarios:
+    """Named scenarios of one world size, run by one set of processes when the first of them is asked for."""
+
+    def __init__(self, script: Path, folder: Path, world: int, options: dict[str, dict], *arguments: str, **env: str):
+        self.options = options
+        self._start = (script, folder, world, arguments, env)
+        self._ran = False
+
+    def __getitem__(self, name: str) -> Result:
+        script, folder, world, arguments, env = self._start
+        if not self._ran:
+            self._ran = True
+            self._run(script, folder, world, arguments, env)
+        return Result(folder / name, world)
+
+    def _run(self, script: Path, folder: Path, world: int, arguments: tuple[str, ...], env: dict[str, str]) -> None:
+        listed = [{"folder": str(folder / name), "options": options} for name, options in self.options.items()]
+        for one in listed:
+            Path(one["folder"]).mkdir(parents=True)
+        (folder / "scenarios.json").write_text(json.dumps(listed))
+        codes = wait_for(
+            start_ranks(script, [str(folder / "scenarios.json"), *arguments], folder, world, **env), timeout_s=280
+        )
+        logs = [(folder / f"rank{rank}.log").read_text() for rank in range(world)]
+        assert codes == [0] * world, f"exit codes {codes}\n" + "\n".join(logs)[-6000:]

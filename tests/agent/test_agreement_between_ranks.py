@@ -1,23 +1,68 @@
 """Real gloo ranks: handshake, vote, gate and halt agree, whatever is missing or broken on one of them."""
 
-import json
 from pathlib import Path
 
 import pytest
-from ranks import run_ranks
+from ranks import Scenarios
 
 from grpo_sentinel.records import HaltState
 
 pytestmark = pytest.mark.torch
 WORKER = Path(__file__).with_name("loop_worker.py")
+ALWAYS = {"local_gradients": "always"}
+HALT = {"step": 3, "action": "CHECKPOINT_AND_HALT"}
+ONE = {
+    "vote breaks": {"vote_breaks_at": [0, 3], "ask": {"rank": 0, "step": 4, "action": "CHECKPOINT_AND_HALT"}},
+    "switched off": {"env": {"GRPO_SENTINEL": "0"}},
+}
+TWO = {
+    "reduced nan": {"reduced_nan": [1, 3]},
+    "reduced spike": {"reduced_spike": [1, 4]},
+    "bad settings": {"env": {"GRPO_SENTINEL_SETTINGS": "not json"}},
+    "broken probe": {"broken_probe": [1], "ask": {"rank": 1, "step": 4, "action": "CHECKPOINT_AND_HALT"}},
+    "halt asked of node 0": {"ask": {"rank": 0, **HALT}, "steps": 50, "nodes": True},
+    "halt asked of node 1": {"ask": {"rank": 1, **HALT}, "steps": 50, "nodes": True},
+    "checkpoint": {"ask": {"rank": 0, "step": 2, "action": "CHECKPOINT"}},
+    "scaler skips": {"observe_gradients": False, "scaler_skips_at": [1, 2]},
+    "no ring": {
+        "ring_is_a_file": [1],
+        "reduced_nan": [0, 2],
+        "data": True,
+        "ask": {"rank": 0, "step": 5, "action": "HALT_NOW"},
+    },
+    "local nan": {"local_nan": [1, 3], "steps": 5},
+    "local nan, always": {"local_nan": [1, 3], "steps": 3, "accumulation": 2, "settings": ALWAYS},
+}
+THREE = {
+    "absent": {"absent": [2], "ask": {"rank": 0, **HALT}, "settings": {"handshake_seconds": 2}},
+}
 
 
-def run(folder, world=2, extra=None, **options):
-    return run_ranks(WORKER, [str(folder), json.dumps(options)], folder, world, **(extra or {}))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
 
 
-def test_a_nan_on_one_rank_after_the_all_reduce_makes_no_rank_step_alone(tmp_path):
-    result = run(tmp_path, reduced_nan=[1, 3])
+@pytest.fixture(scope="module")
+def one(folder):
+    return Scenarios(WORKER, folder / "1", 1, ONE)
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    for name, options in TWO.items():
+        if options.pop("nodes", False):
+            options["directories"] = [str(folder / name / node) for node in ("node0", "node1")]
+    return Scenarios(WORKER, folder / "2", 2, TWO)
+
+
+@pytest.fixture(scope="module")
+def three(folder):
+    return Scenarios(WORKER, folder / "3", 3, THREE)
+
+
+def test_a_nan_on_one_rank_after_the_all_reduce_makes_no_rank_step_alone(two):
+    result = two["reduced nan"]
     assert [rank["skipped"] for rank in result.ranks] == [[[3, True]], [[3, True]]], (
         "both skip, weights and moments kept"
     )
@@ -30,19 +75,16 @@ def test_a_nan_on_one_rank_after_the_all_reduce_makes_no_rank_step_alone(tmp_pat
     assert result.segment(1).steps()[6]["optimizer.skipped_updates"] == 1
 
 
-def test_replicas_whose_gradient_norms_differ_are_reported(tmp_path):
-    result = run(tmp_path, reduced_spike=[1, 4])
+def test_replicas_whose_gradient_norms_differ_are_reported(two):
+    result = two["reduced spike"]
     for rank in (0, 1):
         notes = [note for note in result.segment(rank).of("note") if note.get("what") == "replica_mismatch"]
         assert notes[0]["step"] == 4
         assert notes[0]["norm_min"] < notes[0]["norm_max"]
 
 
-def test_a_rank_without_a_core_switches_the_vote_off_everywhere_and_halting_is_refused(tmp_path):
-    limits = {"GRPO_SENTINEL_SETTINGS": json.dumps({"handshake_seconds": 2})}
-    result = run(
-        tmp_path, world=3, extra=limits, absent=[2], ask={"rank": 0, "step": 3, "action": "CHECKPOINT_AND_HALT"}
-    )
+def test_a_rank_without_a_core_switches_the_vote_off_everywhere_and_halting_is_refused(three):
+    result = three["absent"]
     assert [rank["voting"] for rank in result.ranks] == [False, False, None]
     assert all(rank["last_step"] == 6 and rank["finite"] for rank in result.ranks), "training is unharmed"
     assert all("no core on rank 2" in rank["why"] for rank in result.ranks[:2])
@@ -54,14 +96,14 @@ def test_a_rank_without_a_core_switches_the_vote_off_everywhere_and_halting_is_r
     assert segment.steps()[6]["sentinel.core_active"] == 0
 
 
-def test_a_rank_that_cannot_attach_says_so_at_once_and_nobody_waits(tmp_path):
-    result = run(tmp_path, extra={"GRPO_SENTINEL_SETTINGS": "not json"})
+def test_a_rank_that_cannot_attach_says_so_at_once_and_nobody_waits(two):
+    result = two["bad settings"]
     assert [rank["active"] for rank in result.ranks] == [False, False]
     assert all("not JSON" in log and "Traceback" not in log for log in result.logs)
 
 
-def test_a_probe_that_raises_on_one_rank_leaves_halting_to_all(tmp_path):
-    result = run(tmp_path, broken_probe=[1], ask={"rank": 1, "step": 4, "action": "CHECKPOINT_AND_HALT"})
+def test_a_probe_that_raises_on_one_rank_leaves_halting_to_all(two):
+    result = two["broken probe"]
     assert [rank["last_step"] for rank in result.ranks] == [4, 4]
     assert result.ranks[1]["probes_off"] == ["gradient"]
     assert result.ranks[0]["probes_off"] == []
@@ -72,10 +114,9 @@ def test_a_probe_that_raises_on_one_rank_leaves_halting_to_all(tmp_path):
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-def test_a_halt_asked_of_either_of_two_nodes_stops_both_at_the_same_step(tmp_path, asked):
-    nodes = [str(tmp_path / "node0"), str(tmp_path / "node1")]
-    ask = {"rank": asked, "step": 3, "action": "CHECKPOINT_AND_HALT"}
-    result = run(tmp_path, directories=nodes, ask=ask, steps=50)
+def test_a_halt_asked_of_either_of_two_nodes_stops_both_at_the_same_step(two, asked):
+    name = f"halt asked of node {asked}"
+    result, nodes = two[name], TWO[name]["directories"]
     assert [rank["last_step"] for rank in result.ranks] == [3, 3]
     assert [rank["verdicts"][-1] for rank in result.ranks] == [[True, True, False, 3]] * 2
     for rank in (0, 1):
@@ -86,24 +127,24 @@ def test_a_halt_asked_of_either_of_two_nodes_stops_both_at_the_same_step(tmp_pat
         assert segment.of("halt")[0]["action"] == "checkpoint_and_halt"
 
 
-def test_a_checkpoint_without_halt_is_written_once_and_training_goes_on(tmp_path):
-    result = run(tmp_path, ask={"rank": 0, "step": 2, "action": "CHECKPOINT"})
+def test_a_checkpoint_without_halt_is_written_once_and_training_goes_on(two):
+    result = two["checkpoint"]
     assert [rank["last_step"] for rank in result.ranks] == [6, 6]
     assert [verdict[1] for verdict in result.ranks[1]["verdicts"]] == [False, True, False, False, False, False]
     assert result.segment(1).ack.state is HaltState.DONE
     assert result.segment(1).closed == "finished"
 
 
-def test_a_rank_whose_scaler_skips_the_optimizer_still_votes_once_per_step(tmp_path):
-    result = run(tmp_path, observe_gradients=False, scaler_skips_at=[1, 2])
+def test_a_rank_whose_scaler_skips_the_optimizer_still_votes_once_per_step(two):
+    result = two["scaler skips"]
     assert [rank["last_step"] for rank in result.ranks] == [6, 6]
     assert all(rank["voting"] for rank in result.ranks)
     assert result.segment(1).steps()[2]["optimizer.step_applied"] == 0
     assert result.segment(0).steps()[2]["optimizer.step_applied"] == 1
 
 
-def test_a_vote_that_fails_is_off_where_it_is_seen_and_reported(tmp_path):
-    result = run(tmp_path, world=1, vote_breaks_at=[0, 3], ask={"rank": 0, "step": 4, "action": "CHECKPOINT_AND_HALT"})
+def test_a_vote_that_fails_is_off_where_it_is_seen_and_reported(one):
+    result = one["vote breaks"]
     segment = result.segment(0)
     assert result.ranks[0]["last_step"] == 6
     assert [event["step"] for event in segment.of("vote_error")] == [3]
@@ -111,16 +152,16 @@ def test_a_vote_that_fails_is_off_where_it_is_seen_and_reported(tmp_path):
     assert "the group is gone" in segment.ack.detail
 
 
-def test_without_a_ring_gate_and_vote_still_work(tmp_path):
-    result = run(tmp_path, ring_is_a_file=[1], reduced_nan=[0, 2], ask={"rank": 0, "step": 5, "action": "HALT_NOW"})
+def test_without_a_ring_gate_and_vote_still_work(two):
+    result = two["no ring"]
     assert [rank["skipped"] for rank in result.ranks] == [[[2, True]], [[2, True]]]
     assert [rank["last_step"] for rank in result.ranks] == [5, 5]
     assert result.logs[1].count("is not recorded") == 1
     assert result.segment(0).ack.state is HaltState.DONE
 
 
-def test_the_rank_whose_own_gradient_is_not_finite_is_named_by_itself_alone(tmp_path):
-    result = run(tmp_path, local_nan=[1, 3], steps=5)
+def test_the_rank_whose_own_gradient_is_not_finite_is_named_by_itself_alone(two):
+    result = two["local nan"]
     before = [[e for e in result.segment(r).of("nonfinite") if e["where"] == "before_reduce"] for r in (0, 1)]
     after = [[e for e in result.segment(r).of("nonfinite") if e["where"] == "after_reduce"] for r in (0, 1)]
     assert before[0] == []
@@ -130,16 +171,15 @@ def test_the_rank_whose_own_gradient_is_not_finite_is_named_by_itself_alone(tmp_
     assert result.ranks[0]["skipped"] == [[3, True], [4, True], [5, True]]
 
 
-def test_with_always_the_culprit_is_named_at_the_first_step_also_under_accumulation(tmp_path):
-    settings = {"GRPO_SENTINEL_SETTINGS": json.dumps({"local_gradients": "always"})}
-    result = run(tmp_path, extra=settings, local_nan=[1, 3], steps=3, accumulation=2)
+def test_with_always_the_culprit_is_named_at_the_first_step_also_under_accumulation(two):
+    result = two["local nan, always"]
     named = [e["step"] for e in result.segment(1).of("nonfinite") if e["where"] == "before_reduce"]
     assert named == [3]
     assert not [e for e in result.segment(0).of("nonfinite") if e["where"] == "before_reduce"]
 
 
-def test_switched_off_by_the_environment_one_line_says_so_and_training_runs(tmp_path):
-    result = run(tmp_path, world=1, extra={"GRPO_SENTINEL": "0"})
+def test_switched_off_by_the_environment_one_line_says_so_and_training_runs(one):
+    result = one["switched off"]
     assert (result.ranks[0]["active"], result.ranks[0]["last_step"]) == (False, 6)
     assert result.logs[0].count("grpo-sentinel: not attached") == 1
-    assert not list((tmp_path / "rings").rglob("*.ring"))
+    assert not list((result.folder / "rings").rglob("*.ring"))
