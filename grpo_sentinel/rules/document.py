@@ -16,10 +16,11 @@ from grpo_sentinel.rules.load import load_rules
 from grpo_sentinel.rules.profiles import builtin_profiles
 from grpo_sentinel.rules.rule import Rule
 
-_HEAD = """# Rules
-
-Written by `python -m grpo_sentinel.rules.document docs/rules.md`; edit the rules in `grpo_sentinel/rules/catalogue/`,
-not this file.
+_GENERATED = "<!-- written by `python -m grpo_sentinel.rules.document docs/rules`: edit the rules, not this file -->"
+_HEAD = (
+    "# How rules work\n\n"
+    + _GENERATED
+    + """
 
 A rule is data: signals, a typed detector with parameters, how long it must last (`for`: `n of m` judged steps), an
 action, why it matters, what to try, where it comes from, and a false-alarm budget per 1,000 healthy steps. A **bound**
@@ -56,40 +57,30 @@ rules:
 Message fields: value, limit, step, onset, ranks, subject, signal, detail. A quantity is a signal, a number, or several
 joined by `+ - * /` between blanks, left to right. `signal[*]` runs the rule once per label.
 """
+)
 
 
-def document() -> str:
-    """Give the whole page."""
+def pages() -> dict[str, str]:
+    """Give all pages by file name: README.md, and one for every layer."""
     rules = load_rules()
-    parts = [_HEAD, _overview(rules), _details(rules), _detectors(), _profiles()]
-    return "\n".join(parts)
+    layers = {f"{layer}.md": _layer(layer, rules) for layer in LAYERS}
+    return {"README.md": "\n".join([_HEAD, _index(rules), _detectors(), _profiles()]), **layers}
 
 
-def _overview(rules: Iterable[Rule]) -> str:
-    rows = [
-        "## All rules",
-        "",
-        "| layer | rule | severity | action | for | detector |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for rule in rules:
-        kind = str(rule.detect["kind"]) + (" (bound)" if rule.bound and rule.detect["kind"] != "bound" else "")
-        off = "" if rule.enabled else " (off)"
-        rows.append(
-            f"| {rule.layer} | [{rule.name}](#{rule.name}){off} | {rule.severity.name.lower()} | {_action(rule)} |"
-            f" {rule.persistence} | {kind} |"
-        )
+def _index(rules: Iterable[Rule]) -> str:
+    known = list(rules)
+    rows = ["## By layer", ""]
+    for layer in LAYERS:
+        names = [f"[{rule.name}]({layer}.md#{rule.name})" for rule in known if rule.layer == layer]
+        rows += [f"- [{layer}]({layer}.md): {', '.join(names)}"]
     return "\n".join(rows) + "\n"
 
 
-def _details(rules: Iterable[Rule]) -> str:
-    known = list(rules)
-    out: list[str] = []
-    for layer in LAYERS:
-        out += [f"## Layer {layer}", ""]
-        for rule in known:
-            if rule.layer == layer:
-                out += _detail(rule)
+def _layer(layer: str, rules: Iterable[Rule]) -> str:
+    out = [f"# Rules of the layer {layer}", "", _GENERATED, ""]
+    for rule in rules:
+        if rule.layer == layer:
+            out += _detail(rule)
     return "\n".join(out)
 
 
@@ -155,4 +146,7 @@ def _profiles() -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(document(), encoding="utf-8")
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -13,19 +13,27 @@ from grpo_sentinel.rules.view import FINE, Verdict, View, unable
 class Replica:
     """Bad when ranks hold unequal values: |a - b| > relative * max(|a|, |b|) + absolute, NaN equal only to NaN.
 
-    Names the minority; with two ranks nobody can say which is right, so both are named.
+    Names the minority; with two ranks nobody can say which is right, so both are named. `only_with` is a signal that only
+    replicas send: until it has been seen, ranks may hold shards, and unequal values are right.
     """
 
     signal: Expression
+    only_with: Expression | None = None
     relative: float = 0.0
     absolute: float = 0.0
 
     def __post_init__(self) -> None:
         if self.relative < 0 or self.absolute < 0:
             raise ValueError("relative and absolute must not be negative")
+        self._replicas = self.only_with is None
+        self._maybe_shards = unable("ranks may hold shards: no sign of replicas so far")
         self._few = unable(f"needs {self.signal.text} of two ranks on this node")
 
     def update(self, view: View) -> Verdict:
+        if not self._replicas and self.only_with is not None:
+            if self.only_with(view.get) is None:
+                return self._maybe_shards
+            self._replicas = True
         values: dict[int, float] = {}
         for rank, row in view.ranks.items():
             value = self.signal(row.get)
