@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib
 import io
 import math
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -22,6 +24,10 @@ from grpo_sentinel.preflight.inert_pickle import MAX_BYTES, STORED, Node, read, 
 _CHUNK_BYTES = 4 << 20  # a multiple of every element size
 _LEGACY = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 _ZIP = b"PK\x03\x04"
+_DAMAGE = (  # all that zipfile, and the walk over a pickle that makes no sense, raise on flipped bits
+    zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError,
+    UnicodeError, TypeError, AttributeError, LookupError, ArithmeticError,
+)  # fmt: skip
 _FLOATS = {  # type -> (scan as, bytes of an element, scanned numbers in an element)
     "Float": ("F32", 4, 1), "Double": ("F64", 8, 1), "Half": ("F16", 2, 1), "BFloat16": ("BF16", 2, 1),
     "ComplexFloat": ("F32", 8, 2), "ComplexDouble": ("F64", 16, 2),
@@ -83,10 +89,12 @@ def scan_torch_file(file: IO[bytes], name: str, *, quick: bool = False) -> Torch
     try:
         with zipfile.ZipFile(file) as archive:
             return _zipped(archive, quick)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
+    except _DAMAGE as error:
         if "CRC" in str(error):
             raise ValueError(f"its checksum does not agree, bits changed after it was saved ({error})") from error
-        raise ValueError("it is cut short: the directory at its end is missing or damaged") from error
+        if "not a zip file" in str(error):
+            raise ValueError("it is cut short: the directory at its end is missing") from error
+        raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
 
 
 def _zipped(archive: zipfile.ZipFile, quick: bool) -> TorchFile:
@@ -95,7 +103,8 @@ def _zipped(archive: zipfile.ZipFile, quick: bool) -> TorchFile:
         raise ValueError("it is no file of torch.save: data.pkl is missing in it")
     if entries["data.pkl"].file_size > MAX_BYTES:
         raise CannotTell(f"its pickle of {entries['data.pkl'].file_size:,} bytes is too large to read")
-    if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
+    order = entries.get("byteorder")
+    if order is not None and (order.file_size > 16 or archive.read(order) != b"little"):
         raise CannotTell("it was saved on a big-endian machine")
     tree = read(archive.read(entries["data.pkl"]))
     storages, unchecked = _storages(tree)
