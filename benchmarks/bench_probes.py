@@ -1,9 +1,9 @@
 """Gradient statistics of 50 M float32 parameters beside torch's own norm, `wandb.watch` and a concatenation.
 
-Promises: every parameter's norm, largest element and non-finite state for at most 1.5 x `get_total_norm` on two threads
-(2 x on one); with mean and percentiles for 0.3 x more; 20 times cheaper than `wandb.watch(log="gradients")` and than the
-same set from all gradients joined; the part that does not grow with the model at most 2 ms. The calls take turns; on one
-thread its own CPU time is taken, on two the best block of each, so that other load on the machine does not count.
+Promises: every parameter's norm, largest element and non-finite state for at most 1.5 x `get_total_norm` on two
+threads (2 x on one); with mean and percentiles for 0.3 x more; 20 times cheaper than `wandb.watch(log="gradients")` and
+than the same set from all gradients joined; the part that does not grow with the model at most 2 ms. The calls take
+turns; on one thread its own CPU time is taken, on two the best block of each, so that other load does not count.
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ def constant_part(record: Callable[..., None]) -> list[str]:
 
     def step() -> None:
         harvested(
-            data.observe(**ids, vocab_size=512, pad_id=0, eos_id=1, unk_id=2, max_completion_length=completion, group_size=8)
+            data.observe(
+                **ids, vocab_size=512, pad_id=0, eos_id=1, unk_id=2, max_completion_length=completion, group_size=8
+            )
         )
         harvested(reward.observe(scores, ["a", "b"], group_size=8, completion_lengths_B=[5] * rows, history=history))
         pack = policy.observe(

@@ -17,7 +17,11 @@ def advantage_terms(bag: Bag, advantages: torch.Tensor, mask: torch.Tensor | Non
     if advantages.dim() < 2 or advantages.shape[1] == 1:
         return [advantages]
     wide = advantages.to(wide_dtype(advantages.device))
-    keep = mask.to(wide.device) if mask is not None and mask.shape == wide.shape else torch.ones_like(wide, dtype=torch.bool)
+    keep = (
+        mask.to(wide.device)
+        if mask is not None and mask.shape == wide.shape
+        else torch.ones_like(wide, dtype=torch.bool)
+    )
     fine = finite(wide) & keep
     count, rows = fine.sum(), keep.any(1)
     mean = torch.where(fine, wide, 0.0).sum() / count.clamp(min=1)
@@ -36,7 +40,9 @@ def advantage_signals(merged: Merged, per_row: Sequence[Sequence[float]]) -> dic
     for part in merged.parts:
         if part.get("n:advantage"):
             top = part["max:advantage"]
-            moments = moments.merge(Moments(part["n:advantage"], part["mean:advantage"], part["m2:advantage"], -top, top))
+            moments = moments.merge(
+                Moments(part["n:advantage"], part["mean:advantage"], part["m2:advantage"], -top, top)
+            )
     count = len(rows) + (merged.sum("advantage_rows") or 0.0)
     if not count:
         return {}

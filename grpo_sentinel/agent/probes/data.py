@@ -72,12 +72,21 @@ def observe(
 
 
 def _columns_of(
-    layout: Layout, vocab_size: int | None, unk_id: int | None, ends: tuple[int, ...], pad_id: int | None, limit: int | None
+    layout: Layout,
+    vocab_size: int | None,
+    unk_id: int | None,
+    ends: tuple[int, ...],
+    pad_id: int | None,
+    limit: int | None,
 ) -> dict[str, torch.Tensor]:
     """Make one number per row of each kind; all sections side by side, since the number of kernels is the cost."""
     out: dict[str, torch.Tensor] = {}
     ids = _side_by_side([layout.fitting.get(name) for name in ("prompt_ids", "completion_ids", "input_ids")])
-    masks = {name: layout.fitting[name] for name in ("prompt_mask", "completion_mask", "attention_mask") if name in layout.fitting}
+    masks: dict[str, torch.Tensor] = {
+        name: layout.fitting[name]
+        for name in ("prompt_mask", "completion_mask", "attention_mask")
+        if name in layout.fitting
+    }
     marks = {name: mask != 0 for name, mask in masks.items()}
     if ids is not None:
         # Padding too: it is looked up as well.

@@ -71,15 +71,18 @@ class OptimizerProbe:
     ) -> Pack:
         """Compare with `before_step` and read weights, moments and static facts, from the step post-hook.
 
-        `full` False leaves out what is sampled: update, moments, digest. `skipped`: the gate stopped this update. Without `before_step` there are no update signals. Also call it after a
-        step that a scaler or an engine skipped (no hook fires then). Never synchronises, changes no tensor.
+        `full` False leaves out what is sampled: update, moments, digest. `skipped`: the gate stopped this update.
+        Without `before_step` there are no update signals. Also call it after a step that a scaler or engine skipped (no hook
+        fires then). Never synchronises, changes no tensor.
         """
         named = list(named_parameters) if named_parameters is not None else None
         before, self._before = self._before, None
         self._calls += 1
         facts = optimizer_facts.observe(optimizer, named, learning_rate_expected)
         facts.update(self._skips.observe(scaler, engine))
-        applied = (before is not None or not full) and not skipped and facts.get("optimizer.scaler_skipped_now", 0.0) == 0.0
+        applied = (
+            (before is not None or not full) and not skipped and facts.get("optimizer.scaler_skipped_now", 0.0) == 0.0
+        )
         facts.pop("optimizer.scaler_skipped_now", None)
         facts["optimizer.step_skipped"] = float(skipped)
         facts["optimizer.step_applied"] = float(applied)

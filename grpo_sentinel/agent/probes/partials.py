@@ -1,7 +1,7 @@
 """Named partials of masked tensors: reductions on the device whose names say how micro-batches merge.
 
-    sum:x  added     min:x max:x  extremes     n:x mean_x:x mean_y:x m2_x:x m2_y:x cross:x  moments of pairs, merged pairwise
-    lse:x  logarithm of a sum of exponentials, merged without overflow
+    sum:x  added     min:x max:x  extremes     lse:x  logarithm of a sum of exponentials, merged without overflow
+    n:x mean_x:x mean_y:x m2_x:x m2_y:x cross:x  moments of pairs, merged pairwise
 """
 
 from __future__ import annotations

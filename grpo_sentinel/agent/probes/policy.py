@@ -106,13 +106,13 @@ def _token_terms(
         return
     names = list(held)
     stacked = torch.stack([kind.to(device) for kind in held.values()]).to(wide_dtype(device))
-    terms.levels(bag, names, stacked, mask)
+    fine = dict(zip(names, terms.levels(bag, names, stacked, mask).unbind(0), strict=True))
     wide = dict(zip(names, stacked.unbind(0), strict=True))
     if "entropy" in wide:
-        terms.entropy_by_place(bag, wide["entropy"], mask)
+        terms.entropy_by_place(bag, wide["entropy"], fine["entropy"], mask)
     if logp_BT is None:
         return
-    terms.log_prob_range(bag, wide["logp"], mask)
+    terms.log_prob_range(bag, wide["logp"], fine["logp"], mask)
     log_ratio = _log_ratio(wide, mask, on_policy, level)
     gaps = {} if log_ratio is None else {"ratio": log_ratio}
     if "ref_logp" in wide:

@@ -18,19 +18,19 @@ _CONFIDENT = -0.6931471805599453  # ln 0.5
 _DISAGREE_NATS = 2.0
 
 
-def levels(bag: Bag, names: Sequence[str], levels_KBT: torch.Tensor, mask: torch.Tensor) -> None:
-    """Sum, count and non-finite count inside the mask of K kinds of log-prob or entropy, float64."""
+def levels(bag: Bag, names: Sequence[str], levels_KBT: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Sum, count and non-finite count inside the mask of K kinds of log-prob or entropy; gives what is fine."""
     fine = finite(levels_KBT) & mask
     counts = fine.sum((1, 2))
     bag.put([f"sum:{name}" for name in names], torch.where(fine, levels_KBT, 0.0).sum((1, 2)))
     bag.put([f"sum:{name}_count" for name in names], counts)
     bag.put([f"sum:{name}_nonfinite" for name in names], mask.sum() - counts)
+    return fine
 
 
-def log_prob_range(bag: Bag, logp: torch.Tensor, mask: torch.Tensor) -> None:
+def log_prob_range(bag: Bag, logp: torch.Tensor, fine: torch.Tensor, mask: torch.Tensor) -> None:
     """Smallest finite current log-prob, and those above 0."""
-    kept = torch.where(mask & finite(logp), logp, math.inf)
-    bag.put(["min:logp"], kept.amin())
+    bag.put(["min:logp"], torch.where(fine, logp, math.inf).amin())
     bag.put(["sum:logp_positive"], ((logp > _POSITIVE) & mask).sum())
 
 
@@ -54,7 +54,7 @@ def gaps(bag: Bag, names: Sequence[str], gaps_KBT: torch.Tensor, mask: torch.Ten
 def clipping(
     bag: Bag, log_ratio: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor, low: float, high: float
 ) -> None:
-    """Clip fractions and the policy-gradient term -min(r A, clip(r) A); the clipped one is smaller where clipping acts."""
+    """Clip fractions and the policy-gradient term -min(r A, clip(r) A): clipping acts where its side is smaller."""
     known = finite(log_ratio + advantage) & mask
     ratio = log_ratio.exp()
     plain, cut = ratio * advantage, ratio.clamp(1.0 - low, 1.0 + high) * advantage
@@ -76,12 +76,12 @@ def reference_extremes(bag: Bag, logp: torch.Tensor, ref: torch.Tensor, mask: to
     bag.put(["sum:k3_overflow"], fine.sum() - whole.sum())
 
 
-def entropy_by_place(bag: Bag, entropy: torch.Tensor, mask: torch.Tensor) -> None:
+def entropy_by_place(bag: Bag, entropy: torch.Tensor, fine: torch.Tensor, mask: torch.Tensor) -> None:
     """Entropy over the first and the last quarter of each completion's own tokens."""
     place = mask.cumsum(1)  # 1-based among the row's own tokens
     length = place[:, -1:]
     place = 4 * place - 4
-    both = torch.stack([place < length, place >= 3 * length]) & (finite(entropy) & mask)
+    both = torch.stack([place < length, place >= 3 * length]) & fine
     bag.put(["sum:entropy_first", "sum:entropy_last"], torch.where(both, entropy, 0.0).sum((1, 2)))
     bag.put(["sum:entropy_first_count", "sum:entropy_last_count"], both.sum((1, 2)))
 
@@ -95,6 +95,8 @@ def probabilities(bag: Bag, trainer: torch.Tensor, engine: torch.Tensor, mask: t
     means = both.sum((1, 2), keepdim=True) / count.clamp(min=1)
     dx, dy = torch.where(fine, both - means, 0.0).unbind(0)
     squares = torch.stack([dx * dx, dy * dy, dx * dy]).sum((1, 2))
-    bag.put([f"{field}:probability" for field in ("n", "mean_x", "mean_y")], torch.cat([count.view(1), means.flatten()]))
+    bag.put(
+        [f"{field}:probability" for field in ("n", "mean_x", "mean_y")], torch.cat([count.view(1), means.flatten()])
+    )
     bag.put([f"{field}:probability" for field in ("m2_x", "m2_y", "cross")], squares)
     bag.put(["sum:confident"], ((engine >= _CONFIDENT) & (gap.abs() > _DISAGREE_NATS) & fine).sum())

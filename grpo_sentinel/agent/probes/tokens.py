@@ -51,4 +51,6 @@ def _single_token(bag: Bag, ids: torch.Tensor, keep: torch.Tensor) -> None:
     middle = ordered.gather(1, (length // 2).clamp(max=ids.shape[1] - 1).unsqueeze(1))
     most = ((ids == middle) & keep).sum(1)
     long_enough = length >= _LEAST_TOKENS
-    bag.put(["sum:single", "sum:single_rows"], torch.stack([(most > _SHARE * length) & long_enough, long_enough]).sum(1))
+    bag.put(
+        ["sum:single", "sum:single_rows"], torch.stack([(most > _SHARE * length) & long_enough, long_enough]).sum(1)
+    )
