@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from grpo_sentinel.catalog import LAYERS, signal_of
-from grpo_sentinel.config import RuleOverride, RulesConfig, line_of
+from grpo_sentinel.config import HaltingConfig, RuleOverride, RulesConfig, line_of
 from grpo_sentinel.errors import ConfigError
 from grpo_sentinel.records import Action, Severity
 from grpo_sentinel.rules.parameters import ParameterError, build
@@ -29,13 +29,21 @@ _FIELDS = ("value", "limit", "step", "onset", "ranks", "subject", "signal", "det
 _TUNABLE = {"for", "resolve_after", "cooldown"}  # parameters of an override that belong to the rule, not the detector
 
 
-def load_rules(config: RulesConfig | None = None, extra: Iterable[str | Path] = (), *, strict: bool = True) -> RuleSet:
+def load_rules(
+    config: RulesConfig | None = None,
+    extra: Iterable[str | Path] = (),
+    *,
+    halting: HaltingConfig | None = None,
+    strict: bool = True,
+) -> RuleSet:
     """Load the built-in rules, then user files, then apply what the configuration changes.
+
+    `halting` gives the two numbers of the rule `nonfinite_updates`, where `config.override` does not set them.
 
     Raises `ConfigError` with file, line and remedy. With `strict=False` a broken *user* rule is left out and reported
     in `problems`; the others work.
     """
-    config = config or RulesConfig()
+    config = _with_halting(config or RulesConfig(), halting)
     rules: dict[str, Rule] = {}
     for layer in LAYERS:
         entry = resources.files("grpo_sentinel.rules").joinpath("catalogue").joinpath(f"{layer}.yaml")
@@ -53,6 +61,15 @@ def load_rules(config: RulesConfig | None = None, extra: Iterable[str | Path] = 
     ordered = sorted(rules.values(), key=lambda rule: LAYERS.index(rule.layer))
     pinned = {name: tuple(override.parameters) for name, override in config.override.items()}
     return RuleSet(rules=tuple(ordered), problems=tuple(problems), profile=config.profile, pinned=pinned)
+
+
+def _with_halting(config: RulesConfig, halting: HaltingConfig | None) -> RulesConfig:
+    if halting is None:
+        return config
+    given = config.override.get("nonfinite_updates", RuleOverride())
+    numbers = {"count": halting.nonfinite_updates, "window_steps": halting.nonfinite_window_steps}
+    change = given.model_copy(update={"parameters": {**numbers, **given.parameters}})
+    return config.model_copy(update={"override": {**config.override, "nonfinite_updates": change}})
 
 
 def read_mapping(text: str, source: str) -> dict[str, Any]:

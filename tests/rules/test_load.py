@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo_sentinel.catalog import LAYERS, signal_of
-from grpo_sentinel.config import RuleOverride, RulesConfig
+from grpo_sentinel.config import HaltingConfig, RuleOverride, RulesConfig
 from grpo_sentinel.errors import ConfigError
 from grpo_sentinel.records import Action
 from grpo_sentinel.rules import load_rules, parse_rules
@@ -129,6 +129,15 @@ def test_an_override_reaches_persistence_and_nested_detectors() -> None:
     parameters = {"for": "2 of 4", "of.0.max": 0.8}
     rule = load_rules(RulesConfig(override={"kl_blow_up": RuleOverride(parameters=parameters)}))["kl_blow_up"]
     assert (rule.persistence, rule.detect["of"][0]["max"]) == ("2 of 4", 0.8)
+
+
+def test_the_halting_section_sets_when_nonfinite_updates_halt_and_an_override_goes_before_it() -> None:
+    halting = HaltingConfig(nonfinite_updates=5, nonfinite_window_steps=50)
+    detect = load_rules(halting=halting)["nonfinite_updates"].detect
+    assert (detect["count"], detect["window_steps"]) == (5, 50)
+    override = RulesConfig(override={"nonfinite_updates": RuleOverride(parameters={"count": 2})})
+    detect = load_rules(override, halting=halting)["nonfinite_updates"].detect
+    assert (detect["count"], detect["window_steps"]) == (2, 50)
 
 
 def test_every_layer_has_at_least_four_rules_and_all_together_forty() -> None:

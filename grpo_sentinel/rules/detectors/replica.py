@@ -13,8 +13,8 @@ from grpo_sentinel.rules.view import FINE, Verdict, View, unable
 class Replica:
     """Bad when ranks hold unequal values: |a - b| > relative * max(|a|, |b|) + absolute, NaN equal only to NaN.
 
-    Names the minority; with two ranks nobody can say which is right, so both are named. `only_with` is a signal that only
-    replicas send: until it has been seen, ranks may hold shards, and unequal values are right.
+    Names the minority; with two ranks nobody can say which is right, so both are named. `only_with` is a signal that
+    only replicas send: until it has been seen, ranks may hold shards, and unequal values are right.
     """
 
     signal: Expression
