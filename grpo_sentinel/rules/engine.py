@@ -127,11 +127,11 @@ class Engine:
         view = View(self._step, sample.wall_ns, sample.values.get)
         labels: dict[str, set[str]] = {}
         for rule in self._by_scope["sample"]:
-            if any("[*]" in name for name in rule.signals):
+            if any("[*]" in name for name in self._signals[rule.name]):
                 labels = labels or _labels(sample.values)
-                for label in _labels_for(rule, labels):
+                for label in _labels_for(self._signals[rule.name], labels):
                     self._look(self._tracker(rule, sample.entity, None, label), view, out)
-            elif any(name in sample.values for name in rule.signals):
+            elif any(name in sample.values for name in self._signals[rule.name]):
                 self._look(self._tracker(rule, sample.entity, None, ""), view, out, subject=sample.entity)
         return out
 
@@ -166,7 +166,7 @@ class Engine:
                 out[rule.name] = self._errors[rule.name]
             elif rule.name not in by_rule:
                 if rule.scope in ("merged", "rank", "sample"):
-                    out[rule.name] = f"no value of {', '.join(rule.signals)} so far"
+                    out[rule.name] = f"no value of {', '.join(self._signals[rule.name])} so far"
             else:
                 reason = _silent(by_rule[rule.name])
                 if reason:
@@ -187,6 +187,7 @@ class Engine:
             if live.get(key[0]) != tracker.rule:
                 del self._trackers[key]
         self._boards.clear()
+        self._signals = {rule.name: rule.signals for rule in rules}  # parsing them is not for every look
         scopes = ("merged", "rank", "sample", "event", "tick")
         self._by_scope = {scope: [rule for rule in live.values() if rule.scope == scope] for scope in scopes}
 
@@ -220,8 +221,8 @@ class Engine:
             if rule.mode not in wanted:
                 continue
             target = board.bounds if rule.bound else board.others
-            for label in _labels_for(rule, labels):
-                names = [name.replace("[*]", f"[{label}]") for name in rule.signals]
+            for label in _labels_for(self._signals[rule.name], labels):
+                names = [name.replace("[*]", f"[{label}]") for name in self._signals[rule.name]]
                 if names and not any(name in board.known for name in names):
                     continue
                 for rank in sorted(board.ranks) if rule.scope == "rank" else [None]:
@@ -322,9 +323,9 @@ def _labels(names: Iterable[str]) -> dict[str, set[str]]:
     return out
 
 
-def _labels_for(rule: Rule, labels: Mapping[str, set[str]]) -> list[str]:
+def _labels_for(signals: Iterable[str], labels: Mapping[str, set[str]]) -> list[str]:
     """Labels that a rule runs for: "" for a rule without `[*]`."""
-    bases = [name[: -len("[*]")] for name in rule.signals if name.endswith("[*]")]
+    bases = [name[: -len("[*]")] for name in signals if name.endswith("[*]")]
     if not bases:
         return [""]
     return sorted(set().union(*(labels.get(base, set()) for base in bases)))
