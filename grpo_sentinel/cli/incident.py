@@ -133,7 +133,7 @@ def _judge(config: Config, bundle: Bundle) -> list[Finding]:
     from grpo_sentinel.rules import Engine, load_rules
 
     source = bundle.source()
-    engine = Engine(load_rules(config.rules, strict=False), run_id=source.about.run_id)
+    engine = Engine(load_rules(config.rules, halting=config.halting, strict=False), run_id=source.about.run_id)
     engine.configure(dict(source.trainer))
     found: dict[str, Finding] = {}
     for item in items(source):

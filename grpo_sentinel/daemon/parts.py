@@ -12,7 +12,7 @@ from typing import Protocol
 from grpo_sentinel.clock import Clock
 from grpo_sentinel.collectors.host import HostCollector
 from grpo_sentinel.collectors.nvml import NvmlCollector
-from grpo_sentinel.config import Config, HaltingConfig, RuleOverride, RulesConfig
+from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.background import Background
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting.escalation import TakeStacks
@@ -35,8 +35,6 @@ from grpo_sentinel.web.state import WebState
 Say = Callable[[str, str], None]
 """Says under a key what is off; "" that it is well again."""
 
-_COUNTS_SKIPS = "nonfinite_updates"  # name of the rule that halts on repeated non-finite updates
-
 
 class Waiting(Protocol):
     """A collector whose reading under way may be waited for."""
@@ -55,23 +53,10 @@ def own_pid() -> int:
 
 def rules(config: Config, say: Say) -> RuleSet:
     """Load the rules; broken user rules are said and left out, the others work."""
-    found = load_rules(_with_halting(config), strict=False)
+    found = load_rules(config.rules, halting=config.halting, strict=False)
     for index, problem in enumerate(found.problems):
         say(f"rule problem {index}", f"{problem}; this is left out, the other rules work")
     return found
-
-
-def _with_halting(config: Config) -> RulesConfig:
-    """Give the rule that counts skipped updates the numbers of the halting section, unless an override names them."""
-    shipped, given = HaltingConfig(), config.halting
-    wanted = {"count": given.nonfinite_updates, "window_steps": given.nonfinite_window_steps}
-    default = {"count": shipped.nonfinite_updates, "window_steps": shipped.nonfinite_window_steps}
-    before = config.rules.override.get(_COUNTS_SKIPS, RuleOverride())
-    parameters = {name: value for name, value in wanted.items() if value != default[name]}
-    if not parameters.keys() - before.parameters.keys():
-        return config.rules
-    override = before.model_copy(update={"parameters": {**parameters, **before.parameters}})
-    return config.rules.model_copy(update={"override": {**config.rules.override, _COUNTS_SKIPS: override}})
 
 
 def collectors(
