@@ -15,17 +15,17 @@ from typing import Any
 import torch
 
 from grpo_sentinel.agent.core import Core, Outcome
-from grpo_sentinel.agent.governor import Change, Governor
+from grpo_sentinel.agent.governor import Governor
 from grpo_sentinel.agent.guard import Guard, short_traceback
 from grpo_sentinel.agent.halt import HaltDesk
 from grpo_sentinel.agent.null import NOTHING, Verdict
 from grpo_sentinel.agent.observing import Observer
-from grpo_sentinel.agent.optimizers import OptimizerHooks
+from grpo_sentinel.agent.optimizers import OptimizerHooks, UpdateWatch
 from grpo_sentinel.agent.phases import PhaseClock
 from grpo_sentinel.agent.probes.pack import Harvest
 from grpo_sentinel.agent.settings import Settings
 from grpo_sentinel.agent.step_clock import StepClock
-from grpo_sentinel.agent.step_record import StepFacts, host_values
+from grpo_sentinel.agent.step_record import StepFacts, complete, host_values
 from grpo_sentinel.agent.step_vote import StepVote
 from grpo_sentinel.agent.vitals import compare
 from grpo_sentinel.agent.writing import NoWriter, Writer
@@ -50,9 +50,10 @@ class Agent:
         self.closed = False
         self.failed = False  # an exception left the trainer and no step has ended since
         self.active = True
-        self._optimizers = OptimizerHooks(self)
+        self.updates = UpdateWatch(self.vote, self.observer, guard, enter=self.enter, leave=self.leave)
+        self._optimizers = OptimizerHooks(self.updates)
         self._vote = self._new_vote()
-        self._stepped = False
+        self._looked = False  # at this step's gradients
         self._open = False
         self._told = 0
         self._thinned = False
@@ -133,15 +134,18 @@ class Agent:
         """Look at the gradients before clipping, then vote on this step's update.
 
         `norm` is the global pre-clip L2 norm where the trainer knows it; else the local one stands in. To be called on
-        all ranks, after the last backward of the step and before the optimizer's step.
+        all ranks, after the last backward of the step and before the optimizer's step. A loop that clips calls
+        `look_at_gradients()` before that, and this with the norm that clipping gave.
         """
-        self.look_at_gradients(clip_limit=clip_limit)
+        if not self._looked:
+            self.look_at_gradients(clip_limit=clip_limit)
         self.take_norm(norm)
         self.vote()
 
     def look_at_gradients(self, *, clip_limit: float | None = None) -> None:
         """Read the gradients as they are now (integrations: before clipping), without voting."""
         self._begin()
+        self._looked = True
         if self.observer.recording:
             self.guard.run("gradient", self.observer.gradients, clip_limit)
 
@@ -212,28 +216,6 @@ class Agent:
         self.leave(Phase.VOTE)
         return outcome
 
-    # ---- called by the optimizer's hooks
-
-    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Vote if nobody has, and take the gradients away when the update is to be skipped."""
-        outcome = self.vote()
-        self.enter(Phase.OPTIMIZER)
-        if outcome.skip:
-            # Not guarded: half a gate is worse than none.
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-        elif self.observer.recording:
-            self.guard.run("optimizer", self.observer.before_update, optimizer)
-
-    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at what the step did to the weights."""
-        outcome = self._vote.outcome
-        self._stepped = outcome is None or not outcome.skip
-        if self.observer.recording:
-            self.guard.run("optimizer", self.observer.after_update, optimizer, skipped=not self._stepped)
-        self.leave(Phase.OPTIMIZER)
-
     # ---- end of step
 
     def end_step(self, step: int | None = None) -> Verdict:
@@ -244,10 +226,12 @@ class Agent:
         if step is not None and step != self.step:
             self.step = self.phases.step = step
         outcome = self.vote()
+        self.updates.end_step(skipped=outcome.skip)
         self.guard.essential("step record", self._record, outcome)
         verdict = self.guard.essential("halt", self.desk.verdict, skipped=outcome.skip) or NOTHING
         self._vote.next_step()
-        self._stepped = self._open = self.failed = False
+        self.updates.next_step()
+        self._looked = self._open = self.failed = False
         self.observer.next_step()
         self.step += 1
         self.guard.run("phase", self.phases.switch, Phase.CHECKPOINT if verdict.checkpoint else Phase.IDLE)
@@ -272,7 +256,7 @@ class Agent:
         for found in () if by_scaler else harvest.nonfinite:
             names = list(found.names)
             self.event("nonfinite", {"where": found.where, "names": names[:16], "count": len(names)}, step=step)
-        values = {**harvest.values, **values}
+        values = complete(harvest.values, values)
         self._vote.vitals.note_step(step, values)
         self._push(values, Kind.STEP, step=step)
 
@@ -280,7 +264,8 @@ class Agent:
         seconds, self._self_seconds = self.guard.seconds - self._self_seconds, self.guard.seconds
         return StepFacts(
             outcome=outcome,
-            applied=self._stepped,
+            norm=self._vote.global_norm,
+            applied=self.updates.applied,
             mismatched=self._vote.mismatched if outcome.voted and self.observer.replicated else None,
             elapsed=self.clock.elapsed(),
             arrival=self.clock.arrival or 0.0,
@@ -302,7 +287,7 @@ class Agent:
         change = self.governor.account(seconds, elapsed, full=self.observer.full)
         if change is not None and not self._thinned:
             self._thinned = True
-            self.event("note", _thinning_body(change))
+            self.event("note", change.body())
 
     def _push(self, values: Mapping[str, float], kind: Kind, *, micro_batch: int = 0, step: int | None = None) -> None:
         self.guard.run(
@@ -383,13 +368,3 @@ class Agent:
 
 def _phase(phase: Phase | str) -> Phase:
     return phase if isinstance(phase, Phase) else Phase[phase.upper()]
-
-
-def _thinning_body(change: Change) -> dict[str, Any]:
-    return {
-        "what": "sampling",
-        "text": f"costly probes run every {change.every} steps to keep the agent's own time within its share",
-        "every": change.every,
-        "self_seconds": change.self_seconds,
-        "allowed_seconds": change.allowed_seconds,
-    }

@@ -35,6 +35,7 @@ from grpo_sentinel.protocol import (
 )
 
 _TRAINERS = {
+    "is_gradient_accumulation_boundary": "grpo_sentinel.integrations.deepspeed:follow",
     "_generate_and_score_completions": "grpo_sentinel.integrations.trl:follow",
     "training_step": "grpo_sentinel.integrations.transformers:follow",
 }
@@ -57,11 +58,12 @@ def attach(
     replicated: bool | None = None,
     **config: Any,
 ) -> Agent | NullAgent:
-    """Watch a transformers or TRL trainer, or a loop of one's own; call it on every rank, at the same place.
+    """Watch a transformers or TRL trainer, a DeepSpeed engine, or your own loop; on every rank, at the same place.
 
-    With `trainer`, everything is fed from its hooks. With `model` and `optimizer`, the loop calls `observe_*`
-    and `end_step`; with `scheduler` the learning rate is compared with what that last set. `config` is what the loop knows of itself (`vocab_size`, `group_size`, `epsilon_low`, `beta`,
-    `max_grad_norm`, ...). `replicated` says whether every rank holds the same weights (found out for DDP).
+    With `trainer`, everything is fed from its hooks. With `model` and `optimizer`, the loop calls `observe_*` and
+    `end_step`; with `scheduler` the learning rate is compared with what that last set. `config` is what the loop knows
+    of itself (`vocab_size`, `group_size`, `epsilon_low`, `beta`, `max_grad_norm`, ...). `replicated` says whether every
+    rank holds the same weights (found out for DDP).
 
     Never raises: disabled or broken gives a `NullAgent` and one line on stderr. May wait for the other ranks, at most
     about `settings.handshake_seconds`.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 LARGEST = 64
 _WINDOW = 16  # steps that the medians are over
@@ -32,6 +33,16 @@ class Change:
     def enough(self) -> bool:
         """Tell whether thinning can reach what is allowed."""
         return self.plain_seconds is None or self.plain_seconds <= self.allowed_seconds
+
+    def body(self) -> dict[str, Any]:
+        """Say it as the body of an event."""
+        return {
+            "what": "sampling",
+            "text": f"costly probes run every {self.every} steps to keep the agent's own time within its share",
+            "every": self.every,
+            "self_seconds": self.self_seconds,
+            "allowed_seconds": self.allowed_seconds,
+        }
 
 
 class Governor:

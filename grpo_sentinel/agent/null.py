@@ -48,6 +48,9 @@ class NullAgent:
     def observe_gradients(self, norm: Any = None, **kwargs: Any) -> None:
         """Do nothing."""
 
+    def look_at_gradients(self, **kwargs: Any) -> None:
+        """Do nothing."""
+
     def observe_optimizer(self, **kwargs: Any) -> None:
         """Do nothing."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from grpo_sentinel.agent.guard import Guard
+from grpo_sentinel.agent.optimizers import innermost
 from grpo_sentinel.agent.probes import data as data_probe
 from grpo_sentinel.agent.probes import gradient as gradient_probe
 from grpo_sentinel.agent.probes import policy as policy_probe
@@ -41,6 +42,16 @@ _SAMPLE_SIZE = 8192  # elements for the percentiles of |g|
 _POLICY_CONTEXT = ("epsilon_low", "epsilon_high", "beta", "vocab_size", "group_size", "scale_rewards")
 
 
+class GradientSource(Protocol):
+    """Where an engine keeps this rank's gradients between its backward and its step."""
+
+    def gradients(self) -> Sequence[tuple[str, Any]]: ...
+
+    def scale(self) -> float:
+        """What the engine has multiplied them by."""
+        ...
+
+
 class Observer:
     """Keeps what is watched, calls the probes, holds their packs until the record goes out."""
 
@@ -51,6 +62,8 @@ class Observer:
         self.generation = 0
         self.micro_batch = 0
         self.replicated = False
+        self.source: GradientSource | None = None  # of an engine that does not keep gradients in `.grad`
+        self.sharded = False  # this rank holds a part of the gradients only
         self.completion_tokens = 0.0
         self.optimizer_details: dict[str, Any] = {}
         self.reward_calls = reward_probe.CallMeter()
@@ -63,7 +76,7 @@ class Observer:
         self._flight: tuple[int, dict[str, float], bool, StepPacks] | None = None
         self._data_packs: list[Pack] = []
         self._gradient: gradient_probe.GradientPack | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizer: torch.optim.Optimizer | None = None  # the innermost
         self._optimizer_probe: OptimizerProbe | None = None
         self._memory = MemoryProbe()
         self._reward_history = reward_probe.History()
@@ -93,7 +106,10 @@ class Observer:
         if named_parameters is not None:
             self._parameters = [(name.removeprefix("module."), parameter) for name, parameter in named_parameters]
             self._device = next((parameter.device for _, parameter in self._parameters), None)
+        if optimizer is not None:
+            self._optimizer = innermost(optimizer)
         self.replicated = _is_replicated(model) if replicated is None else replicated
+        self.sharded = self.sharded or _is_sharded(model, self._parameters)
         self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
 
     # ---- layers
@@ -145,13 +161,19 @@ class Observer:
         """Read every gradient as it is now; harvested with the step."""
         limit = self._context.get("max_grad_norm") if clip_limit is None else clip_limit
         size = _SAMPLE_SIZE if self.full else 0
-        self._gradient = gradient_probe.observe(self._parameters, clip_limit=limit, sample_size=size)
+        options: dict[str, Any] = {"clip_limit": limit, "sharded": self.sharded, "sample_size": size}
+        if self.source is None:
+            self._gradient = gradient_probe.observe(self._parameters, **options)
+        else:
+            self._gradient = gradient_probe.observe_tensors(
+                self.source.gradients(), scale=self.source.scale(), **options
+            )
         self._step.add(self._gradient)
 
     def norm_and_digest(self, norm: torch.Tensor | float | None) -> tuple[float | None, int]:
         """Read the norm to judge, and the digest of the parameters when replicas can be compared: one copy."""
         if norm is None:
-            norm = self._gradient.norm if self._gradient is not None else own_norm(self._parameters)
+            norm = self._gradient.norm if self._gradient is not None else own_norm(self._held())
         digest = self._guard.run("digest", self._digest)
         if digest is None:
             return (None if norm is None else float(norm)), 0
@@ -160,6 +182,11 @@ class Observer:
         both = torch.stack([norm.detach().reshape(()).to(digest.device, torch.float64), digest.reshape(()).double()])
         value, bits = both.tolist()
         return value, int(bits) + 1
+
+    def _held(self) -> Iterable[tuple[str, Any]]:
+        if self.source is not None:
+            return self.source.gradients()
+        return ((name, parameter.grad) for name, parameter in self._parameters)
 
     def _digest(self) -> torch.Tensor | None:
         if not self.replicated or self._optimizer is None or self._optimizer_probe is None:
@@ -177,8 +204,11 @@ class Observer:
         if self.full:
             self._optimizer_probe.before_step(optimizer)
 
-    def after_update(self, optimizer: torch.optim.Optimizer, *, skipped: bool) -> None:
-        """See what it did."""
+    def after_update(self, optimizer: torch.optim.Optimizer | None, *, skipped: bool) -> None:
+        """See what it did. None: it was not called in this step; look at the one that is watched, if any."""
+        optimizer = self._optimizer if optimizer is None else optimizer
+        if optimizer is None:
+            return
         if self._optimizer_probe is None:
             self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
         details = dict(self.optimizer_details)
@@ -294,9 +324,9 @@ def _alone(packs: Sequence[Pack | Mapping[str, float]]) -> Harvest:
     return readback.harvest()
 
 
-def own_norm(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.Tensor | None:
+def own_norm(named_gradients: Iterable[tuple[str, Any]]) -> torch.Tensor | None:
     """Compute the L2 norm of the gradients that this rank holds; None without any. Never synchronises."""
-    gradients = [p.grad.detach() for _, p in named_parameters if p.grad is not None and not p.grad.is_sparse]
+    gradients = [g.detach() for _, g in named_gradients if g is not None and not g.is_sparse]
     local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
     if not local:
         return None
@@ -306,6 +336,12 @@ def own_norm(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torc
 
 def _is_replicated(model: torch.nn.Module | None) -> bool:
     return isinstance(model, torch.nn.parallel.DistributedDataParallel)
+
+
+def _is_sharded(model: torch.nn.Module | None, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> bool:
+    """FSDP1 by its wrapper, anywhere inside the model; FSDP2 by its DTensors."""
+    wrapped = model is not None and any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules())
+    return wrapped or any(hasattr(parameter, "to_local") for _, parameter in parameters)
 
 
 def _columns(functions: Sequence[Any]) -> torch.Tensor:

@@ -1,10 +1,21 @@
-"""Hooks on the innermost torch optimizer: the one place that every engine passes on its way to the weights."""
+"""Around the update: the gate on the innermost torch optimizer, and a look at the weights before and after.
+
+Step hooks of the innermost optimizer are the one place that every engine passes on its way to the weights.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from grpo_sentinel.agent.core import Outcome
+from grpo_sentinel.agent.guard import Guard
+from grpo_sentinel.records import Phase
+
+if TYPE_CHECKING:
+    from grpo_sentinel.agent.observing import Observer
 
 
 class Steps(Protocol):
@@ -28,6 +39,79 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"no torch optimizer inside {type(optimizer).__name__}: updates cannot be gated")
     return optimizer
+
+
+def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Take the gradients of every group away: the step that follows changes neither weights nor moments."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+class UpdateWatch:
+    """Votes before an update, closes the gate, and has the weights looked at; knows whether an update was made."""
+
+    def __init__(
+        self,
+        vote: Callable[[], Outcome],
+        observer: Observer,
+        guard: Guard,
+        *,
+        enter: Callable[[Phase], None],
+        leave: Callable[[Phase], None],
+    ) -> None:
+        self.applied = False
+        self._vote = vote
+        self._observer = observer
+        self._guard = guard
+        self._enter = enter
+        self._leave = leave
+        self._looked = False
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Vote if nobody has, and take the gradients away when the update is to be skipped."""
+        skip = self._vote().skip
+        self._enter(Phase.OPTIMIZER)
+        if skip:
+            drop_gradients(optimizer)  # not guarded: half a gate is worse than none
+        else:
+            self._look_before(optimizer)
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at what the step did to the weights."""
+        self.applied = not self._vote().skip
+        self._look_after(optimizer, skipped=not self.applied)
+        self._leave(Phase.OPTIMIZER)
+
+    def before_engine(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the weights before an engine's step, which may call its inner optimizer several times or never."""
+        self._enter(Phase.OPTIMIZER)
+        if not self._vote().skip:
+            self._look_before(optimizer)
+
+    def after_engine(self, optimizer: torch.optim.Optimizer, *, applied: bool) -> None:
+        """Look at what an engine's step did to the weights."""
+        self.applied = applied and not self._vote().skip
+        self._look_after(optimizer, skipped=not self.applied)
+        self._leave(Phase.OPTIMIZER)
+
+    def end_step(self, *, skipped: bool) -> None:
+        """Look at the weights when no hook of ours was called: a scaler has skipped the optimizer."""
+        if not self._looked:
+            self._look_after(None, skipped=skipped)
+
+    def next_step(self) -> None:
+        """Forget the step."""
+        self.applied = self._looked = False
+
+    def _look_before(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._observer.recording:
+            self._guard.run("optimizer", self._observer.before_update, optimizer)
+
+    def _look_after(self, optimizer: torch.optim.Optimizer | None, *, skipped: bool) -> None:
+        self._looked = True
+        if self._observer.recording:
+            self._guard.run("optimizer", self._observer.after_update, optimizer, skipped=skipped)
 
 
 class OptimizerHooks:

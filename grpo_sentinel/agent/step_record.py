@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ class StepFacts:
     """What the agent itself knows of a step that has just ended."""
 
     outcome: Outcome
+    norm: float | None  # global, before clipping
     applied: bool  # an update was made
     mismatched: bool | None  # replicas differ; None where there are none to compare
     elapsed: float
@@ -28,6 +30,20 @@ class StepFacts:
     probes_off: int
     names_overflow: int
     completion_tokens: float
+
+
+def complete(read: Mapping[str, float], known: Mapping[str, float]) -> dict[str, float]:
+    """Join what the probes read with what the host knows, and fill in what needs both.
+
+    Gradients are read before clipping, so a global norm that the trainer computes then is known only here.
+    """
+    values = {**read, **known}
+    # An overflow that no vote saw shows in the scaler's own scale.
+    values["optimizer.scaler_skips"] = max(read.get("optimizer.scaler_skips", 0.0), known["optimizer.scaler_skips"])
+    norm, limit = values.get("gradient.norm_preclip"), values.get("gradient.clip_limit")
+    if norm is not None and limit is not None:
+        values["gradient.clip_coefficient"] = norm if math.isnan(norm) else min(1.0, limit / (norm + 1e-6))
+    return values
 
 
 def host_values(facts: StepFacts) -> dict[str, float]:
@@ -53,8 +69,8 @@ def host_values(facts: StepFacts) -> dict[str, float]:
     }
     if Phase.DATA in facts.phases:
         values["time.data_wait_seconds"] = facts.phases[Phase.DATA]
-    if outcome.norm is not None:
-        values["gradient.norm_preclip"] = outcome.norm
+    if facts.norm is not None:
+        values["gradient.norm_preclip"] = facts.norm
     if facts.mismatched is not None:
         values["sentinel.replica_mismatch"] = float(facts.mismatched)
     if facts.completion_tokens and elapsed > 0:

@@ -72,6 +72,14 @@ class StepVote:
         self._guard.essential("vote report", self._report, outcome)
         return outcome
 
+    @property
+    def global_norm(self) -> float | None:
+        """The pre-clip norm over all ranks; None when only this rank's part of it is known."""
+        if isinstance(self.norm, float):
+            return self.norm  # some engines say it only after their step
+        known = self.norm is not None or not self._observer.sharded
+        return self.outcome.norm if self.outcome is not None and known else None
+
     def next_step(self) -> None:
         """Forget the step."""
         self.outcome = self.norm = None

@@ -32,8 +32,9 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
     `SentinelCallback()` attaches by itself when training begins.
     """
 
-    def __init__(self, agent: Agent | None = None) -> None:
+    def __init__(self, agent: Agent | None = None, watch_engine: Callable[[], bool] | None = None) -> None:
         self.agent: Agent | NullAgent | None = agent
+        self._watch_engine = watch_engine  # takes over from `watch` when the trainer runs on an engine of its own
         self._alone = agent is None
         self._verdict = Verdict()
 
@@ -51,6 +52,8 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
         if self._alone:
             self.agent = begin()
         if not isinstance(self.agent, Agent):
+            return
+        if self._watch_engine is not None and self._watch_engine():
             return
         self.agent.watch(model=model, optimizer=optimizer, replicated=_replicated(args))
         if lr_scheduler is not None:
@@ -104,10 +107,11 @@ class TrainerFeed:
         self.agent = agent
         self.trainer = trainer
         self.patches = Patches()
+        self._engine: Any = None  # DeepSpeed's
 
     def install(self, config: dict[str, Any]) -> None:
         """Wrap the instance, add the callback, send the configuration; undone when the agent closes."""
-        callback = SentinelCallback(self.agent)
+        callback = SentinelCallback(self.agent, self._watch_engine)
         self.trainer.add_callback(callback)
         self.agent.on_close(lambda: self.trainer.remove_callback(callback))
         self.agent.on_close(self.patches.undo)
@@ -125,6 +129,17 @@ class TrainerFeed:
     def configuration(self) -> dict[str, Any]:
         """Read what is known before the first step."""
         return configuration(self.trainer.args, self.trainer.model)
+
+    def _watch_engine(self) -> bool:
+        """Follow DeepSpeed's engine, which steps inside `accelerator.backward`; False when there is none."""
+        engine = getattr(getattr(self.trainer.accelerator, "deepspeed_engine_wrapped", None), "engine", None)
+        if engine is None:
+            return False
+        from grpo_sentinel.integrations.deepspeed import watch_engine
+
+        self.agent.guard.run("engine", watch_engine, self.agent, engine, self.patches)
+        self._engine = engine
+        return True
 
     def before_forward(self, inputs: Any) -> None:
         """Look at a micro-batch before its forward."""
@@ -173,6 +188,8 @@ class TrainerFeed:
 
     def _clip(self, method: Method) -> Method:
         def clip_grad_norm_(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._engine is not None:
+                return method(parameters, max_norm, *args, **kwargs)  # the engine has made its step by now
             if not self.agent.core.scaled:
                 self.agent.look_at_gradients(clip_limit=float(max_norm))
             norm = method(parameters, max_norm, *args, **kwargs)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -36,8 +37,11 @@ class Loop:
         self.out, self.options = out, options
         if options.get("directories"):
             os.environ["GRPO_SENTINEL_DIR"] = options["directories"][RANK]
-        if options.get("settings"):
-            os.environ["GRPO_SENTINEL_SETTINGS"] = json.dumps(options["settings"])
+        settings = options.get("settings")
+        if options.get("rank_settings", [None])[0] == RANK:
+            settings = options["rank_settings"][1]
+        if settings:
+            os.environ["GRPO_SENTINEL_SETTINGS"] = json.dumps(settings)
         torch.manual_seed(0)
         self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
         self.model = self.parallel()
@@ -75,9 +79,7 @@ class Loop:
     def begin(self):
         if self.mine("local_nan"):  # before ours, as a fault of the model itself would be
             begin = self.mine("local_nan")[1]
-            self.net[2].weight.register_hook(
-                lambda g: torch.full_like(g, float("nan")) if self.step >= begin else g
-            )
+            self.net[2].weight.register_hook(lambda g: torch.full_like(g, float("nan")) if self.step >= begin else g)
         if self.mine("absent"):
             return NullAgent("absent")
         if self.mine("ring_is_a_file"):
@@ -103,7 +105,8 @@ class Loop:
                 raise RuntimeError("this probe is broken on purpose")
 
             observing.gradient_probe.observe = broken
-        for self.step in range(1, self.options.get("steps", 6) + 1):
+        for step in range(1, self.options.get("steps", 6) + 1):
+            self.step = step
             verdict = self.one_step(agent)
             if verdict.halt:
                 break
@@ -115,11 +118,13 @@ class Loop:
         self.ask()
         if self.now("vote_breaks_at"):
             agent.core._transport = Broken()
+        if self.now("sleeps"):
+            time.sleep(1)
         if self.options.get("data"):
             ids = torch.randint(0, 100, (4, 6), generator=self.data)
             agent.observe_data(input_ids=ids, attention_mask=torch.ones_like(ids))
         self.backward(agent)
-        norm = self.spoil_and_clip()
+        norm = self.spoil_and_clip(agent)
         if self.options.get("observe_gradients", True):
             agent.observe_gradients(norm)
         before = [p.detach().clone() for p in self.model.parameters()]
@@ -153,7 +158,7 @@ class Loop:
             agent.observe_policy(loss=loss)
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
-    def spoil_and_clip(self):
+    def spoil_and_clip(self, agent):
         gradient = next(g for g in (_local(p.grad) for p in self.model.parameters()) if g is not None and g.numel())
         if self.now("reduced_nan"):
             gradient.view(-1)[0] = float("nan")
@@ -165,6 +170,7 @@ class Loop:
             self.scaler.unscale_(self.optimizer)
         if not self.options.get("clip"):
             return None
+        agent.look_at_gradients()
         clip = getattr(self.model, "clip_grad_norm_", None)
         limit = self.options["clip"]
         norm = clip(limit) if clip else torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)

@@ -1,64 +1,11 @@
 """Real gloo ranks: handshake, vote, gate and halt agree, whatever is missing or broken on one of them."""
 
-from pathlib import Path
-
 import pytest
-from ranks import Scenarios
+from worlds import TWO
 
 from grpo_sentinel.records import HaltState
 
 pytestmark = pytest.mark.torch
-WORKER = Path(__file__).with_name("loop_worker.py")
-ALWAYS = {"local_gradients": "always"}
-HALT = {"step": 3, "action": "CHECKPOINT_AND_HALT"}
-ONE = {
-    "vote breaks": {"vote_breaks_at": [0, 3], "ask": {"rank": 0, "step": 4, "action": "CHECKPOINT_AND_HALT"}},
-    "switched off": {"env": {"GRPO_SENTINEL": "0"}},
-}
-TWO = {
-    "reduced nan": {"reduced_nan": [1, 3]},
-    "reduced spike": {"reduced_spike": [1, 4]},
-    "bad settings": {"env": {"GRPO_SENTINEL_SETTINGS": "not json"}},
-    "broken probe": {"broken_probe": [1], "ask": {"rank": 1, "step": 4, "action": "CHECKPOINT_AND_HALT"}},
-    "halt asked of node 0": {"ask": {"rank": 0, **HALT}, "steps": 50, "nodes": True},
-    "halt asked of node 1": {"ask": {"rank": 1, **HALT}, "steps": 50, "nodes": True},
-    "checkpoint": {"ask": {"rank": 0, "step": 2, "action": "CHECKPOINT"}},
-    "scaler skips": {"observe_gradients": False, "scaler_skips_at": [1, 2]},
-    "no ring": {
-        "ring_is_a_file": [1],
-        "reduced_nan": [0, 2],
-        "data": True,
-        "ask": {"rank": 0, "step": 5, "action": "HALT_NOW"},
-    },
-    "local nan": {"local_nan": [1, 3], "steps": 5},
-    "local nan, always": {"local_nan": [1, 3], "steps": 3, "accumulation": 2, "settings": ALWAYS},
-}
-THREE = {
-    "absent": {"absent": [2], "ask": {"rank": 0, **HALT}, "settings": {"handshake_seconds": 2}},
-}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def one(folder):
-    return Scenarios(WORKER, folder / "1", 1, ONE)
-
-
-@pytest.fixture(scope="module")
-def two(folder):
-    for name, options in TWO.items():
-        if options.pop("nodes", False):
-            options["directories"] = [str(folder / name / node) for node in ("node0", "node1")]
-    return Scenarios(WORKER, folder / "2", 2, TWO)
-
-
-@pytest.fixture(scope="module")
-def three(folder):
-    return Scenarios(WORKER, folder / "3", 3, THREE)
 
 
 def test_a_nan_on_one_rank_after_the_all_reduce_makes_no_rank_step_alone(two):

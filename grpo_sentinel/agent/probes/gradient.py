@@ -20,6 +20,7 @@ from grpo_sentinel.agent.probes.flat import flat, is_sparse, local, plain_name
 from grpo_sentinel.agent.probes.pack import Harvest, NonFinite, Pack, Part, vector
 
 _BLOCK = re.compile(r"^(.*?\.\d+)\.")
+_LINEAR = ("norm_local", "norm_preclip", "abs_max", "abs_mean", "abs_p50", "abs_p95", "abs_p99", "std", "group_norm")
 _QUANTILES = {"gradient.abs_p50": 0.50, "gradient.abs_p95": 0.95, "gradient.abs_p99": 0.99}
 
 
@@ -40,6 +41,7 @@ class _Meta:
     facts: dict[str, float]
     clip_limit: float | None
     global_norm: bool  # the norm over all ranks is known here
+    scale: float
 
 
 @lru_cache(maxsize=65536)
@@ -98,8 +100,12 @@ def observe_tensors(
     sharded: bool | None = None,
     group_of: Callable[[str], str] = block_of,
     sample_size: int = 8192,
+    scale: float = 1.0,
 ) -> GradientPack:
-    """Do what `observe` does for gradients listed one by one, as `sources` lists them for DeepSpeed."""
+    """Do what `observe` does for gradients listed one by one, as `sources` lists them for DeepSpeed.
+
+    `scale`: what the engine has multiplied them by (fp16 loss scaling); the signals are of the true gradients.
+    """
     names, flats = [], []
     shards = False
     facts = {"gradient.missing_tensors": float(missing), "gradient.unread_tensors": 0.0, "gradient.sparse_tensors": 0.0}
@@ -135,6 +141,7 @@ def observe_tensors(
         facts=facts,
         clip_limit=clip_limit,
         global_norm=preclip is not None,
+        scale=scale,
     )
     return GradientPack("gradient", values, finish, meta, norm)
 
@@ -174,6 +181,8 @@ def finish(parts: Sequence[Part]) -> Harvest:
     values.update(_clipping(preclip.tolist(), meta.clip_limit))
     values.update(_counts(per))
     values.update(_distribution(sampled, values["gradient.norm_local"], meta.elements))
+    if meta.scale != 1.0:
+        values.update({name: x / meta.scale for name, x in values.items() if name[9:].partition("[")[0] in _LINEAR})
     bad = (~per.largest.isfinite()).nonzero().flatten().tolist()
     nonfinite = (NonFinite("after_reduce", tuple(meta.names[i] for i in bad)),) if bad else ()
     subjects = {}
