@@ -52,7 +52,7 @@ def follow(agent: Agent, engine: Any, config: dict[str, Any]) -> None:
 def watch_engine(agent: Agent, engine: Any, patches: Patches) -> None:
     """Wrap `engine.step` and put the gate on the inner optimizer."""
     stage = engine.zero_optimization_stage()
-    agent.watch(model=engine.module, replicated=False if stage else None)
+    agent.watch(model=engine.module, replicated=stage == 0 and engine.dp_world_size > 1)
     agent.observer.source = EngineSource(engine)
     agent.observer.sharded = stage > 0
     agent.observe_optimizer(engine=engine, scheduler=engine.lr_scheduler)

@@ -1,6 +1,5 @@
 """A real, tiny TRL GRPO run: attached by hand, by callback and with no line of code; watched, gated, halted."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -9,11 +8,35 @@ import pytest
 from grpo_sentinel.records import HaltState, Kind
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
-from ranks import ROOT, run_ranks
+from ranks import ROOT, Scenarios
 
 pytestmark = pytest.mark.torch
-SCRIPT = Path(__file__).with_name("grpo_script.py")
-ZERO_CODE = Path(__file__).with_name("zero_code.py")
+HERE = Path(__file__).parent
+STRICT = {"GRPO_SENTINEL_STRICT": "1"}
+OFF = {"env": {"GRPO_SENTINEL": "0"}}
+HALT = "CHECKPOINT_AND_HALT"
+ONE = {
+    "plain": {"iterations": 2, "beta": 0.04, **OFF},
+    "watched": {"attach": "explicit", "iterations": 2, "beta": 0.04},
+    "accumulation": {"attach": "explicit", "accumulation": 2, "steps": 3, "workers": 1},
+    "schedule": {"attach": "explicit", "lr_behind_the_schedule": 2},
+    "twice": {"steps": 2, "twice": "fresh"},
+    # The last: a crash leaves its agent open, and the next attachment would close it.
+    "raise": {"attach": "explicit", "fault": "raise", "fault_rank": 0, "fault_step": 2},
+}
+TWO = {
+    "no line of code": {"steps": 5, "fault": "local_nan"},
+    "halt": {"attach": "explicit", "steps": 30, "halt_at": [3, 1, HALT]},
+    "callback": {
+        "attach": "callback",
+        "steps": 30,
+        "fault": "reduced_nan",
+        "fault_step": 2,
+        "halt_at": [4, 0, HALT],
+    },
+    "sleep": {"attach": "explicit", "steps": 4, "fault": "sleep", "fault_step": 3, "iterations": 2},
+    "evaluation": {"attach": "explicit", "steps": 4, "eval_steps": 2},
+}
 
 
 @pytest.fixture(scope="session")
@@ -23,27 +46,25 @@ def assets(tmp_path_factory):
     return build(tmp_path_factory.mktemp("tiny-policy"))
 
 
-@pytest.fixture
-def grpo(assets, tmp_path):
-    """Run the script on real ranks: `grpo("name", world=2, fault=...)`."""
+@pytest.fixture(scope="session")
+def one(assets, tmp_path_factory):
+    """One rank, as an installed wheel would start it: the `.pth` is read, and the switch is on."""
+    folder = tmp_path_factory.mktemp("grpo1")
+    return Scenarios(HERE / "zero_code.py", folder, 1, ONE, str(assets), GRPO_SENTINEL="1", **STRICT)
 
-    def run(name="out", world=1, script=SCRIPT, extra=None, **options):
-        folder = tmp_path / name
-        arguments = [str(assets), str(folder), json.dumps(options)]
-        return run_ranks(
-            script, arguments, folder, world, timeout_s=200, **{"GRPO_SENTINEL_STRICT": "1", **(extra or {})}
-        )
 
-    return run
+@pytest.fixture(scope="session")
+def two(assets, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grpo2")
+    return Scenarios(HERE / "zero_code.py", folder, 2, TWO, str(assets), GRPO_SENTINEL="1", **STRICT)
 
 
 def layers_of(values):
     return {name.partition(".")[0] for name in values}
 
 
-def test_every_layer_is_recorded_from_a_real_trainer_and_nothing_it_computes_changes(grpo):
-    plain = grpo("plain", iterations=2, beta=0.04).ranks[0]
-    result = grpo("watched", attach="explicit", iterations=2, beta=0.04)
+def test_every_layer_is_recorded_from_a_real_trainer_and_nothing_it_computes_changes(one):
+    plain, result = one["plain"].ranks[0], one["watched"]
     watched = result.ranks[0]
     assert watched["log"] == plain["log"], "losses, rewards and norms are bit-identical"
     assert watched["weights"] == plain["weights"]
@@ -72,8 +93,15 @@ def test_every_layer_is_recorded_from_a_real_trainer_and_nothing_it_computes_cha
     )
 
 
-def test_without_a_line_of_code_the_rank_with_the_bad_gradient_names_itself_and_weights_stay_clean(grpo):
-    result = grpo(world=2, script=ZERO_CODE, extra={"GRPO_SENTINEL": "1"}, steps=5, fault="local_nan")
+def test_a_learning_rate_set_behind_the_schedules_back_shows_in_that_step_alone(one):
+    steps = one["schedule"].segment(0).steps()
+    pairs = {s: (v["optimizer.learning_rate"], v["optimizer.learning_rate_expected"]) for s, v in steps.items()}
+    assert [step for step, (used, expected) in pairs.items() if used != expected] == [2]
+    assert pairs[2] == (10.0, pytest.approx(7.5e-4)), "linear decay over four steps"
+
+
+def test_without_a_line_of_code_the_rank_with_the_bad_gradient_names_itself_and_weights_stay_clean(two):
+    result = two["no line of code"]
     first, second = result.ranks
     assert first["finite"]
     assert first["weights"] == second["weights"]
@@ -85,8 +113,8 @@ def test_without_a_line_of_code_the_rank_with_the_bad_gradient_names_itself_and_
     assert result.segment(0).steps()[5]["optimizer.skipped_updates"] == 3
 
 
-def test_a_halt_saves_on_all_ranks_at_the_same_step_though_the_script_never_saves(grpo):
-    result = grpo(world=2, attach="explicit", steps=30, halt_at=[3, 1, "CHECKPOINT_AND_HALT"])
+def test_a_halt_saves_on_all_ranks_at_the_same_step_though_the_script_never_saves(two):
+    result = two["halt"]
     assert [(rank["ended"], rank["step"]) for rank in result.ranks] == [("finished", 3)] * 2
     for rank in (0, 1):
         segment = result.segment(rank)
@@ -97,18 +125,16 @@ def test_a_halt_saves_on_all_ranks_at_the_same_step_though_the_script_never_save
     assert (saved / "model.safetensors").exists()
 
 
-def test_the_callback_alone_votes_gates_and_halts(grpo):
-    result = grpo(
-        world=2, attach="callback", steps=30, fault="reduced_nan", fault_step=2, halt_at=[4, 0, "CHECKPOINT_AND_HALT"]
-    )
+def test_the_callback_alone_votes_gates_and_halts(two):
+    result = two["callback"]
     assert [rank["step"] for rank in result.ranks] == [4, 4]
     assert result.ranks[0]["weights"] == result.ranks[1]["weights"]
     assert result.ranks[0]["finite"]
     assert [event["step"] for event in result.segment(1).of("skip")] == [2]
 
 
-def test_an_exception_in_the_training_step_is_told_before_it_leaves(grpo):
-    result = grpo(attach="explicit", fault="raise", fault_rank=0, fault_step=2)
+def test_an_exception_in_the_training_step_is_told_before_it_leaves(one):
+    result = one["raise"]
     assert result.ranks[0]["ended"] == "RuntimeError: injected into the training step"
     segment = result.segment(0)
     assert [(e["step"], e["type"], e["message"]) for e in segment.of("exception")] == [
@@ -118,8 +144,8 @@ def test_an_exception_in_the_training_step_is_told_before_it_leaves(grpo):
     assert segment.closed is None, "a crash is no end on purpose"
 
 
-def test_with_accumulation_one_vote_and_one_record_serve_all_micro_batches(grpo):
-    result = grpo(attach="explicit", accumulation=2, steps=3, workers=1)
+def test_with_accumulation_one_vote_and_one_record_serve_all_micro_batches(one):
+    result = one["accumulation"]
     segment = result.segment(0)
     assert list(segment.steps()) == [1, 2, 3]
     data = [(r.step, r.micro_batch, r.values["data.samples"]) for r in segment.records if r.kind is Kind.DATA]
@@ -127,16 +153,16 @@ def test_with_accumulation_one_vote_and_one_record_serve_all_micro_batches(grpo)
     assert segment.of("probe_error") == []
 
 
-def test_the_late_rank_is_told_from_the_waiting_one(grpo):
-    result = grpo(world=2, attach="explicit", steps=4, fault="sleep", fault_step=3, iterations=2)
+def test_the_late_rank_is_told_from_the_waiting_one(two):
+    result = two["sleep"]
     late, waiting = result.segment(1).steps(), result.segment(0).steps()
     for step in (3, 4):  # step 3 generates first, step 4 trains at once
         assert waiting[step]["time.step_seconds"] > 3, "both take as long"
         assert late[step]["time.before_collective_seconds"] > waiting[step]["time.before_collective_seconds"] + 1.5
 
 
-def test_evaluation_is_kept_apart_and_does_not_vote(grpo):
-    result = grpo(world=2, attach="explicit", steps=4, eval_steps=2)
+def test_evaluation_is_kept_apart_and_does_not_vote(two):
+    result = two["evaluation"]
     segment = result.segment(0)
     kinds = {(record.mode.name, record.kind.name) for record in segment.records}
     assert kinds == {("TRAIN", "DATA"), ("TRAIN", "STEP"), ("TRAIN", "GENERATION"), ("EVALUATION", "GENERATION")}
@@ -146,8 +172,8 @@ def test_evaluation_is_kept_apart_and_does_not_vote(grpo):
     assert third["time.step_seconds"] < sum(v for k, v in third.items() if k.startswith("time.phase_seconds"))
 
 
-def test_training_twice_in_one_process_attaches_twice_and_wraps_once(grpo):
-    result = grpo(script=ZERO_CODE, extra={"GRPO_SENTINEL": "1"}, steps=2, twice="fresh")
+def test_training_twice_in_one_process_attaches_twice_and_wraps_once(one):
+    result = one["twice"]
     assert result.ranks[0]["ended"] == "finished"
     assert "_calculate_rewards" not in result.ranks[0]["wrapped"]
     assert list(result.segment(0).steps()) == [1, 2, 3, 4]

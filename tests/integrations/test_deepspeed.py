@@ -1,0 +1,75 @@
+"""ZeRO 0 to 3 on two gloo ranks: read as partitions, voted before the engine's step, gated where DeepSpeed would go on."""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
+from ranks import Scenarios
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.nightly,
+    pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None,
+        reason="deepspeed is not installed: DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed",
+    ),
+]
+SCENARIOS = {
+    **{f"zero-{stage}": {"stage": stage, "local_nan": [1, 3]} for stage in (0, 1, 2, 3)},
+    **{f"zero-{stage} bf16": {"stage": stage, "bf16": True, "local_nan": [1, 3]} for stage in (1, 2, 3)},
+    "bound": {"stage": 2, "spike": 3, "settings": {"skip_above_norm": 50.0}},
+    "accumulation": {"stage": 2, "accumulation": 2, "steps": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deepspeed")
+    worker = Path(__file__).with_name("deepspeed_worker.py")
+    return Scenarios(worker, folder, 2, SCENARIOS, DS_ACCELERATOR="cpu", PYTHONPATH=_path(folder))
+
+
+def _path(folder):
+    from ranks import environment
+
+    where = Path(importlib.util.find_spec("deepspeed").origin).parents[1]
+    return environment(folder)["PYTHONPATH"] + f":{where}"
+
+
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name.startswith("zero")])
+def test_partitions_add_up_to_the_engines_norm_and_a_nan_reaches_no_weight(engines, name):
+    result = engines[name]
+    assert [rank["verdicts"] for rank in result.ranks] == [[False, False, True, False, False]] * 2
+    assert all(rank["finite"] and rank["probes_off"] == {} for rank in result.ranks)
+    assert result.ranks[0]["weights"] == result.ranks[1]["weights"]
+    first, second = (result.segment(rank).steps() for rank in (0, 1))
+    loose = 1e-2 if "bf16" in name else 1e-5
+    for step in (1, 2, 4, 5):
+        here, there = first[step], second[step]
+        engine = result.ranks[0]["norms"][step - 1] or here["gradient.norm_preclip"]  # it has none without ZeRO
+        local = (here["gradient.norm_local"], there["gradient.norm_local"])
+        whole = local[0] if name == "zero-0" else math.hypot(*local)
+        assert whole == pytest.approx(engine, rel=loose)
+        assert here["gradient.norm_preclip"] == pytest.approx(engine, rel=1e-6)
+        assert here["optimizer.step_applied"] == 1
+        assert here["optimizer.update_norm"] > 0
+    assert first[3]["optimizer.step_applied"] == 0
+    assert first[5]["optimizer.skipped_updates"] == 1
+
+
+def test_a_bound_stops_an_update_that_deepspeed_would_make(engines):
+    result = engines["bound"]
+    assert [rank["verdicts"] for rank in result.ranks] == [[False, False, True, False, False]] * 2
+    assert result.ranks[0]["skipped_steps"] == 0, "DeepSpeed saw nothing to skip"
+    assert result.segment(0).steps()[3]["optimizer.update_norm"] == 0
+    assert result.ranks[0]["weights"] == result.ranks[1]["weights"]
+
+
+def test_micro_batches_of_one_step_are_voted_on_once(engines):
+    result = engines["accumulation"]
+    assert [rank["verdicts"] for rank in result.ranks] == [[False] * 3] * 2
+    assert list(result.segment(0).steps()) == [1, 2, 3]
