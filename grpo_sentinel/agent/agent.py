@@ -211,7 +211,7 @@ class Agent:
         self._begin()
         self.enter(Phase.VOTE)
         outcome = self._vote.hold(self.step)
-        if outcome.skip and not self._optimizers.attached:
+        if outcome.skip and not self._optimizers.attached and self.observer.source is None:
             self.observer.drop_gradients()  # no torch optimizer to hook: the gate closes here
         self.leave(Phase.VOTE)
         return outcome
