@@ -41,6 +41,24 @@ class EngineSource:
         return float(scale) if isinstance(scale, (int, float)) else 1.0
 
 
+class Stage3Weights:
+    """What ZeRO-3's inner optimizer steps: it holds the flat float32 partitions only while it is called."""
+
+    def __init__(self, zero: Any, inner: torch.optim.Optimizer) -> None:
+        self._zero = zero
+        self._inner = inner
+
+    @property
+    def state(self) -> Any:
+        """The moments, by partition."""
+        return self._inner.state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """One group of all partitions of this rank, with the first group's settings."""
+        return [{**self._inner.param_groups[0], "params": list(self._zero.fp32_partitioned_groups_flat)}]
+
+
 def follow(agent: Agent, engine: Any, config: dict[str, Any]) -> None:
     """Watch an engine in a loop of one's own; the loop calls `agent.end_step()` after each optimizer step."""
     patches = Patches()
@@ -60,21 +78,22 @@ def watch_engine(agent: Agent, engine: Any, patches: Patches) -> None:
     inner = innermost(engine.optimizer)
     handle = inner.register_step_pre_hook(lambda optimizer, args, kwargs: _gate(agent, optimizer))
     agent.on_close(handle.remove)
-    patches.wrap(engine, "step", lambda method: _step(agent, engine, inner, method))
+    held: Any = Stage3Weights(engine.optimizer, inner) if stage == 3 else inner
+    patches.wrap(engine, "step", lambda method: _step(agent, engine, held, method))
 
 
-def _step(agent: Agent, engine: Any, inner: torch.optim.Optimizer, method: Callable[..., Any]) -> Callable[..., Any]:
+def _step(agent: Agent, engine: Any, held: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     def step(*args: Any, **kwargs: Any) -> Any:
         if not engine.is_gradient_accumulation_boundary():
             return method(*args, **kwargs)
         agent.leave(Phase.BACKWARD)
         agent.look_at_gradients(clip_limit=float(engine.gradient_clipping() or 0.0))
         agent.vote()
-        agent.updates.before_engine(inner)
+        agent.updates.before_engine(held)
         result = method(*args, **kwargs)
         norm = agent.guard.run("engine norm", engine.get_global_grad_norm)
         agent.take_norm(None if norm is None else float(norm))
-        agent.updates.after_engine(inner, applied=bool(engine.was_step_applied()))
+        agent.updates.after_engine(held, applied=bool(engine.was_step_applied()))
         return result
 
     return step

@@ -84,7 +84,7 @@ def rows(numels: tuple[int, ...], devices: tuple[str, ...], width: int, extra: i
         cuts.append(Cut(index, positions.to(device)))
         owner.extend([index] * height)
         weight.extend([numel / size] * height)
-    return Rows(tuple(cuts), torch.tensor(owner), torch.tensor(weight, dtype=torch.float64), width)
+    return Rows(tuple(cuts), torch.tensor(owner, dtype=torch.int64), torch.tensor(weight, dtype=torch.float64), width)
 
 
 def gather(flats: Sequence[torch.Tensor | None], cuts: Sequence[Cut]) -> torch.Tensor:
