@@ -137,9 +137,9 @@ policy.approx_kl_nats | nats | gauge | mean | k3 of the current against the old 
 policy.kl_k1_nats | nats | gauge | mean | KL to the reference, k1: logp - ref_logp (may be negative)
 policy.kl_k2_nats | nats | gauge | mean | KL to the reference, k2: (logp - ref_logp)^2 / 2
 policy.kl_k3_nats | nats | gauge | mean | KL to the reference, k3: r - 1 - ln r with r = pi_ref/pi (Schulman 2020), never negative
-policy.kl_k3_max_nats | nats | gauge | max | largest finite k3 of a token, computed in the log-probs' own dtype as the loss does
-policy.kl_k3_min_nats | nats | gauge | min | smallest k3 of a token in the log-probs' own dtype: below that dtype's tolerance is impossible
-policy.kl_k3_overflow | count | gauge | sum | tokens whose k3 overflows to infinity in the log-probs' own dtype although both log-probs are finite
+policy.kl_k3_max_nats | nats | gauge | max | largest k3 of a token, recomputed in float64
+policy.kl_k3_min_nats | nats | gauge | min | smallest k3 of a token, recomputed in float64: below 0 is impossible
+policy.kl_k3_overflow | count | gauge | sum | tokens whose k3 overflows to infinity in the log-probs' own dtype (ref_logp - logp > ln of its largest number)
 policy.ess_ratio | ratio | gauge | mean | effective sample size of the importance weights over n: (sum w)^2 / (n sum w^2)
 policy.sampling_gap_mean_nats | nats | gauge | mean | token mean |logp - sampling_logp|: rollout engine against trainer, whose log-prob is old_logp where there is one, else the current
 policy.sampling_gap_max_nats | nats | gauge | max | largest |logp - sampling_logp|

@@ -25,17 +25,16 @@ class Moments:
     @staticmethod
     def of(numbers: Iterable[float]) -> Moments:
         """Take the moments of numbers; NaN and infinities are counted apart and enter nothing else."""
-        finite: list[float] = []
-        nonfinite = 0
-        for number in numbers:
-            if math.isfinite(number):
-                finite.append(number)
-            else:
-                nonfinite += 1
+        every = list(numbers)
+        finite = [number for number in every if math.isfinite(number)]
+        nonfinite = len(every) - len(finite)
         if not finite:
             return Moments(nonfinite=float(nonfinite))
-        mean = math.fsum(number / len(finite) for number in finite)
-        m2 = sum((number - mean) * (number - mean) for number in finite)  # fsum and ** raise where this becomes inf
+        mean = sum(finite) / len(finite)
+        if not math.isfinite(mean):
+            mean = sum(number / len(finite) for number in finite)
+        deviations = [number - mean for number in finite]
+        m2 = sum([deviation * deviation for deviation in deviations])  # ** raises where this becomes inf
         return Moments(float(len(finite)), mean, m2, min(finite), max(finite), float(nonfinite))
 
     def merge(self, other: Moments) -> Moments:

@@ -108,5 +108,6 @@ if __name__ == "__main__":
     mode = sys.argv[1]
     lines = zero(int(mode[-1])) if mode.startswith("zero") else plain(mode)
     for line in lines:
-        print("RESULT " + json.dumps(line), flush=True)
+        # one write: two ranks share this pipe, and what print writes in pieces can be torn apart
+        os.write(1, f"RESULT {json.dumps(line)}\n".encode())
     dist.destroy_process_group()

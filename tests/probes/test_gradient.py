@@ -51,7 +51,8 @@ def test_norm_max_and_deviation_equal_a_float64_reference(grads):
     values, expected = read(*grads).values, reference(grads)
     assert values["gradient.norm_local"] == pytest.approx(expected["norm"], rel=2e-6, abs=1e-30)
     assert values["gradient.abs_max"] == expected["max"]
-    assert values["gradient.std"] == pytest.approx(expected["std"], rel=1e-9, abs=1e-30)
+    whole = sum(grad.numel() for grad in grads) <= 8192
+    assert values["gradient.std"] == pytest.approx(expected["std"], rel=1e-9 if whole else 2e-3, abs=1e-30)
     assert values["gradient.tensors"] == len(grads)
     assert values["gradient.nonfinite_tensors"] == 0
     assert "gradient.abs_p50" in values

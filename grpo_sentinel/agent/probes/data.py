@@ -80,46 +80,41 @@ def _columns_of(
     limit: int | None,
 ) -> dict[str, torch.Tensor]:
     """Make one number per row of each kind; all sections side by side, since the number of kernels is the cost."""
+    fit = layout.fitting
+    sections = [
+        name for name in ("prompt", "completion", "input") if f"{name}_ids" in fit and fit[f"{name}_ids"].shape[1]
+    ]
+    ids = _side_by_side([fit[f"{name}_ids"] for name in sections])
+    masks = {name: fit[name] for name in ("prompt_mask", "completion_mask", "attention_mask") if name in fit}
+    raw = _side_by_side(list(masks.values()))
     out: dict[str, torch.Tensor] = {}
-    ids = _side_by_side([layout.fitting.get(name) for name in ("prompt_ids", "completion_ids", "input_ids")])
-    masks: dict[str, torch.Tensor] = {
-        name: layout.fitting[name]
-        for name in ("prompt_mask", "completion_mask", "attention_mask")
-        if name in layout.fitting
-    }
-    marks = {name: mask != 0 for name, mask in masks.items()}
+    if raw is None:
+        marks: dict[str, torch.Tensor] = {}
+    else:
+        both = raw != 0
+        marks = dict(zip(masks, both.split([mask.shape[1] for mask in masks.values()], 1), strict=True))
+        out.update({name: mark.sum(1) for name, mark in marks.items()})
+        out["nonbinary"] = (raw != both).sum(1)
     if ids is not None:
-        # Padding too: it is looked up as well.
         out["id_min"], out["id_max"] = torch.aminmax(ids, dim=1)
         if vocab_size is not None:
-            out["oov"] = (ids.clamp(0, vocab_size - 1) != ids).sum(1)
+            out["oov"] = (ids.clamp(0, vocab_size - 1) != ids).sum(1)  # padding too: it is looked up as well
         if unk_id is not None:
-            out["unknown"] = _unknown(layout, marks, ids, unk_id)
-    out.update({name: mark.sum(1) for name, mark in marks.items()})
-    loose = _side_by_side([mask for mask in masks.values() if mask.dtype != torch.bool])
-    if masks:
-        rows = torch.zeros(layout.rows, dtype=torch.int64, device=next(iter(masks.values())).device)
-        out["nonbinary"] = rows if loose is None else (loose != (loose != 0)).sum(1)
-    if "prompt_mask" in masks and masks["prompt_mask"].shape[1]:
-        out["right_padded"] = ~marks["prompt_mask"][:, -1] & (out["prompt_mask"] > 0)
-    completion = layout.fitting.get("completion_ids", layout.fitting.get("input_ids"))
-    if completion is not None and ends and marks.get("completion_mask", completion).shape == completion.shape:
-        out.update(_ends(completion, marks.get("completion_mask"), out.get("completion_mask"), ends, pad_id, limit))
+            owners = [marks.get("attention_mask" if name == "input" else f"{name}_mask") for name in sections]
+            kept = _side_by_side([mark for mark in owners if mark is not None])
+            found = ids == unk_id
+            out["unknown"] = (found & kept if kept is not None and kept.shape == found.shape else found).sum(1)
+    if "prompt_mask" in marks and masks["prompt_mask"].shape[1]:
+        out["right_padded"] = (out["prompt_mask"] > 0) & ~marks["prompt_mask"][:, -1]
+    completion = fit.get("completion_ids", fit.get("input_ids"))
+    mark = marks.get("completion_mask")
+    if completion is not None and ends and (mark is None or mark.shape == completion.shape):
+        out.update(_ends(completion, mark, out.get("completion_mask"), ends, pad_id, limit))
     return out
 
 
-def _side_by_side(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    held = [tensor for tensor in tensors if tensor is not None and tensor.shape[1]]
-    return torch.cat(held, 1) if len(held) > 1 else (held[0] if held else None)
-
-
-def _unknown(layout: Layout, marks: Mapping[str, torch.Tensor], ids: torch.Tensor, unk_id: int) -> torch.Tensor:
-    """Count unknown tokens inside the masks; everywhere when a section has none."""
-    owners = {"prompt_ids": "prompt_mask", "completion_ids": "completion_mask", "input_ids": "attention_mask"}
-    kept = [marks.get(mask) for name, mask in owners.items() if name in layout.fitting]
-    mask = _side_by_side(kept)
-    found = ids == unk_id
-    return (found & mask if mask is not None and mask.shape == found.shape else found).sum(1)
+def _side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    return torch.cat(list(tensors), 1) if len(tensors) > 1 else (tensors[0] if tensors else None)
 
 
 def _ends(

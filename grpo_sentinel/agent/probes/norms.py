@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from grpo_sentinel.agent.probes.pack import wide_dtype
+
 PIECE = 1 << 18  # elements: 1 MiB of float32, half in each core's second-level cache
+_DIRECT = (torch.float32, torch.float64)
 _MULTI = (torch.float32, torch.bfloat16, torch.float16)  # the multi-tensor norm cannot widen the others to float32
 
 
@@ -56,16 +59,22 @@ def read(flats: Sequence[torch.Tensor]) -> Extremes:
     low: list[torch.Tensor] = []
     high: list[torch.Tensor] = []
     pieces = []
+    cut = device.type == "cpu"
     for tensor in flats:
-        before = len(squares)
         size = tensor.numel()
-        if size > 2 * PIECE and device.type == "cpu":
-            for piece in tensor.split(PIECE):
-                _read_piece(piece, squares, low, high)
-        elif size:
-            _read_piece(tensor, squares, low, high)
-        pieces.append(len(squares) - before)
-    return Extremes(_join(squares, device), _join(low, device), _join(high, device), tuple(pieces))
+        parts = tensor.split(PIECE) if cut and size > 2 * PIECE else ((tensor,) if size else ())
+        pieces.append(len(parts))
+        for part in parts:
+            if part.dtype in _DIRECT:
+                squares.append(torch.dot(part, part))
+                least, most = torch.aminmax(part)
+                low.append(least)
+                high.append(most)
+            else:
+                _read_other(part, squares, low, high)
+    same = all(f.dtype == flats[0].dtype and f.device == device for f in flats)
+    joined = [_join(numbers, device, same=same) for numbers in (squares, low, high)]
+    return Extremes(joined[0], joined[1], joined[2], tuple(pieces))
 
 
 def finish(squares: torch.Tensor, low: torch.Tensor, high: torch.Tensor, pieces: Sequence[int]) -> PerTensor:
@@ -78,16 +87,17 @@ def finish(squares: torch.Tensor, low: torch.Tensor, high: torch.Tensor, pieces:
     return PerTensor(torch.maximum(total, peak.square()), peak)
 
 
-def _read_piece(
+def _read_other(
     piece: torch.Tensor, squares: list[torch.Tensor], low: list[torch.Tensor], high: list[torch.Tensor]
 ) -> None:
+    """Read what has to be converted first: a copy that stays in the cache."""
     if piece.dtype.is_complex:
         size = piece.abs()
         squares.append(torch.dot(size, size))
         low.append(size.amax())
         high.append(torch.view_as_real(piece).amax())  # sees the NaN of inf + NaN j, whose modulus is inf
         return
-    wide = piece if piece.dtype in (torch.float32, torch.float64) else piece.float()
+    wide = piece.float()
     squares.append(torch.dot(wide, wide))
     least, most = torch.aminmax(wide)
     low.append(least)
@@ -99,16 +109,16 @@ def _read_multi(flats: Sequence[torch.Tensor]) -> Extremes:
     norms = torch._foreach_norm(full, 2, dtype=torch.float32) if full else []
     peaks = torch._foreach_norm(full, float("inf")) if full else []
     device = flats[0].device
-    peak = _join(peaks, device)
+    peak = _join(peaks, device, same=len({p.dtype for p in peaks}) <= 1)
     pieces = tuple(1 if f.numel() else 0 for f in flats)
-    return Extremes(_join(norms, device).square(), peak, peak, pieces)
+    return Extremes(_join(norms, device, same=True).square(), peak, peak, pieces)
 
 
-def _join(numbers: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Stack 0-d tensors; stacking per dtype is much cheaper than widening one by one."""
-    wide = torch.float32 if device.type == "mps" else torch.float64
+def _join(numbers: Sequence[torch.Tensor], device: torch.device, *, same: bool) -> torch.Tensor:
+    """Stack 0-d tensors; `same`: of one dtype and device, where widening them together is much cheaper."""
+    wide = wide_dtype(device)
     if not numbers:
         return torch.empty(0, dtype=wide, device=device)
-    if all(n.dtype == numbers[0].dtype and n.device == device for n in numbers):
+    if same:
         return torch.stack(list(numbers)).to(wide)
     return torch.stack([n.to(device=device, dtype=wide, non_blocking=True) for n in numbers])

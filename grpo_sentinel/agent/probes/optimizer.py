@@ -72,8 +72,8 @@ class OptimizerProbe:
         """Compare with `before_step` and read weights, moments and static facts, from the step post-hook.
 
         `full` False leaves out what is sampled: update, moments, digest. `skipped`: the gate stopped this update.
-        Without `before_step` there are no update signals. Also call it after a step that a scaler or engine skipped (no hook
-        fires then). Never synchronises, changes no tensor.
+        Without `before_step` there are no update signals. Also call it after a step that a scaler or engine skipped
+        (no hook fires then). Never synchronises, changes no tensor.
         """
         named = list(named_parameters) if named_parameters is not None else None
         before, self._before = self._before, None

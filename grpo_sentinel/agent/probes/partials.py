@@ -1,13 +1,13 @@
 """Named partials of masked tensors: reductions on the device whose names say how micro-batches merge.
 
-    sum:x  added     min:x max:x  extremes     lse:x  logarithm of a sum of exponentials, merged without overflow
-    n:x mean_x:x mean_y:x m2_x:x m2_y:x cross:x  moments of pairs, merged pairwise
+sum:x  added     min:x max:x  extremes     lse:x  logarithm of a sum of exponentials, merged without overflow
+n:x mean_x:x mean_y:x m2_x:x m2_y:x cross:x  moments of pairs, merged pairwise
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -42,7 +42,7 @@ class Merged:
 
     def __init__(self, parts: Sequence[Part], names: Sequence[Sequence[str]]) -> None:
         """`names[i]` names the leading values of `parts[i]`."""
-        self.parts: list[Mapping[str, float]] = [
+        self.parts: list[dict[str, float]] = [
             dict(zip(fields, part.values[: len(fields)].tolist(), strict=True))
             for part, fields in zip(parts, names, strict=True)
         ]
@@ -54,7 +54,7 @@ class Merged:
     def sum(self, name: str) -> float | None:
         """Add over micro-batches; None when no micro-batch has it."""
         found = self.column(f"sum:{name}")
-        return math.fsum(found) if found and all(map(math.isfinite, found)) else (sum(found) if found else None)
+        return sum(found) if found else None
 
     def mean(self, name: str, count: str) -> float | None:
         """Divide a sum by a count; None when there is nothing to average."""

@@ -72,6 +72,7 @@ def observe(
     meta = Meta(
         names=tuple(bag.names),
         facts=_facts(logp_BT, given, leaks),
+        unit_ratio=bool(on_policy) and old_logp_BT is None and logp_BT is not None,
         settings=_settings(beta, loss_scale, vocab_size, on_policy, group_size, scale_rewards),
         leaks=leaks,
     )
@@ -113,31 +114,33 @@ def _token_terms(
     if logp_BT is None:
         return
     terms.log_prob_range(bag, wide["logp"], fine["logp"], mask)
-    log_ratio = _log_ratio(wide, mask, on_policy, level)
-    gaps = {} if log_ratio is None else {"ratio": log_ratio}
+    advantage = _advantage(given, device)
+    gaps = {}
+    if "old_logp" in wide:
+        log_ratio = wide["logp"] - wide["old_logp"]
+        gaps["ratio"] = log_ratio = _row_mean(log_ratio, mask) if level == "sequence" else log_ratio
+        if advantage is not None:
+            terms.clipping(bag, log_ratio, mask, advantage, *epsilon)
+    elif on_policy and advantage is not None:
+        terms.unit_ratio(bag, fine["logp"], advantage)
     if "ref_logp" in wide:
         gaps["ref"] = wide["logp"] - wide["ref_logp"]
-        terms.reference_extremes(bag, logp_BT.detach(), given["ref_logp"].detach().to(device), mask)
+        own = torch.promote_types(logp_BT.dtype, given["ref_logp"].dtype)
+        terms.overflowing_kl(bag, gaps["ref"], own, mask)
     if "sampling_logp" in wide:
         trainer = wide.get("old_logp", wide["logp"])  # the weights that the engine sampled with, where known
         gaps["engine"] = wide["sampling_logp"] - trainer
         terms.probabilities(bag, trainer, wide["sampling_logp"], mask)
     if gaps:
         terms.gaps(bag, list(gaps), torch.stack(list(gaps.values())), mask)
-    if log_ratio is not None and "advantages" in given:
-        advantage = given["advantages"].detach().to(device, wide_dtype(device))
-        advantage = advantage.unsqueeze(1) if advantage.dim() == 1 else advantage
-        terms.clipping(bag, log_ratio, mask, advantage, *epsilon)
 
 
-def _log_ratio(
-    wide: Mapping[str, torch.Tensor], mask: torch.Tensor, on_policy: bool | None, level: str
-) -> torch.Tensor | None:
-    """Subtract the old log-probs; without them on-policy they are the current ones, else nothing is known."""
-    if "old_logp" not in wide and not on_policy:
+def _advantage(given: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor | None:
+    """Widen the advantages to B x 1 or B x T."""
+    if "advantages" not in given:
         return None
-    log_ratio = wide["logp"] - wide.get("old_logp", wide["logp"])
-    return _row_mean(log_ratio, mask) if level == "sequence" else log_ratio
+    advantage = given["advantages"].detach().to(device, wide_dtype(device))
+    return advantage.unsqueeze(1) if advantage.dim() == 1 else advantage
 
 
 def _row_mean(log_ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

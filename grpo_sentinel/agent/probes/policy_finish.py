@@ -18,12 +18,16 @@ class Meta:
     names: tuple[str, ...]  # of the leading values; the advantages of the rows follow
     facts: dict[str, float]  # counted on the host, added over micro-batches
     settings: dict[str, float]
+    unit_ratio: bool  # the old log-probs are the current ones
     leaks: tuple[str, ...]
 
 
 def finish(parts: Sequence[Part]) -> Harvest:
     """Merge the micro-batches' partials, weighted by their tokens, and turn them into signals."""
     merged = Merged(parts, [part.meta.names for part in parts])
+    for partials, part in zip(merged.parts, parts, strict=True):
+        if part.meta.unit_ratio:
+            partials.update(_unit_ratio(partials.get("sum:logp_count", 0.0)))
     settings = parts[-1].meta.settings
     found: dict[str, float | None] = {name: value for name, value in settings.items() if name.startswith("policy.")}
     for name in {name for part in parts for name in part.meta.facts}:
@@ -40,6 +44,13 @@ def finish(parts: Sequence[Part]) -> Harvest:
     leaks = sorted({name for part in parts for name in part.meta.leaks})
     values = {name: float(value) for name, value in found.items() if value is not None}
     return Harvest(values, subjects={"policy.input_grad_leaks": ", ".join(leaks)} if leaks else {})
+
+
+def _unit_ratio(count: float) -> dict[str, float]:
+    """Give the partials of a ratio that is 1 for every token."""
+    out = dict.fromkeys(("max:ratio.d", "max:ratio.abs", "sum:ratio.k3", "sum:clipped", "sum:clip_low"), 0.0)
+    log_count = math.log(count) if count else -math.inf
+    return {**out, "sum:ratio.count": count, "lse:ratio.d": log_count, "lse:ratio.2d": log_count}
 
 
 def _loss(parts: Sequence[Part]) -> dict[str, float | None]:
@@ -97,12 +108,13 @@ def _ratio(merged: Merged) -> dict[str, float | None]:
 
 def _kl(merged: Merged, beta: float) -> dict[str, float | None]:
     k3, squares = merged.mean("ref.k3", "ref.count"), merged.mean("ref.square", "ref.count")
+    least = merged.high("ref.-k3")
     return {
         "policy.kl_k1_nats": merged.mean("ref.d", "ref.count"),
         "policy.kl_k2_nats": None if squares is None else squares / 2,
         "policy.kl_k3_nats": k3,
-        "policy.kl_k3_max_nats": merged.high("k3"),
-        "policy.kl_k3_min_nats": merged.low("k3"),
+        "policy.kl_k3_max_nats": merged.high("ref.k3"),
+        "policy.kl_k3_min_nats": None if least is None else -least,
         "policy.kl_k3_overflow": merged.sum("k3_overflow"),
         "policy.kl_loss": None if k3 is None else beta * k3,
     }

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo_sentinel.agent.probes.pack import wide_dtype
 from grpo_sentinel.agent.probes.partials import Bag, finite
 
 _POSITIVE = 1e-3  # rounding of a log-softmax in bf16 reaches this far above 0
@@ -44,11 +43,20 @@ def gaps(bag: Bag, names: Sequence[str], gaps_KBT: torch.Tensor, mask: torch.Ten
     size = gaps_KBT.abs()
     k3 = torch.expm1(-gaps_KBT) + gaps_KBT
     sums = torch.where(fine, torch.stack([gaps_KBT, size, gaps_KBT.square(), k3]), 0.0).sum((2, 3))
-    ends = torch.where(fine, torch.stack([gaps_KBT, 2 * gaps_KBT, size]), -math.inf)
+    ends = torch.where(fine, torch.stack([gaps_KBT, size, k3, -k3]), -math.inf)
     bag.put([f"sum:{name}.{what}" for what in ("d", "abs", "square", "k3") for name in names], sums)
-    bag.put([f"max:{name}.{what}" for what in ("d", "2d", "abs") for name in names], ends.amax((2, 3)))
-    bag.put([f"lse:{name}.{what}" for what in ("d", "2d", "abs") for name in names], ends.logsumexp((2, 3)))
+    bag.put([f"max:{name}.{what}" for what in ("d", "abs", "k3", "-k3") for name in names], ends.amax((2, 3)))
     bag.put([f"sum:{name}.count" for name in names], fine.sum((1, 2)))
+    if names != ["ref"]:  # of the KL to the reference nobody wants the mean exponential
+        powers = torch.stack([ends[0], 2 * ends[0], ends[1]])
+        bag.put([f"lse:{name}.{what}" for what in ("d", "2d", "abs") for name in names], powers.logsumexp((2, 3)))
+
+
+def unit_ratio(bag: Bag, fine: torch.Tensor, advantage: torch.Tensor) -> None:
+    """Take the policy-gradient term where old and current log-probs are the same: r = 1, nothing is clipped."""
+    known = finite(advantage) & fine
+    bag.put(["sum:pg"], -torch.where(known, advantage, 0.0).sum())
+    bag.put(["sum:pg_count"], known.sum())
 
 
 def clipping(
@@ -64,16 +72,10 @@ def clipping(
     bag.put(["sum:pg"], -torch.where(known, torch.minimum(plain, cut), 0.0).sum())
 
 
-def reference_extremes(bag: Bag, logp: torch.Tensor, ref: torch.Tensor, mask: torch.Tensor) -> None:
-    """Extremes and overflow of k3 to the reference as the trainer computes it, in the log-probs' own dtype."""
-    own = torch.promote_types(logp.dtype, ref.dtype)
-    difference = ref.to(own) - logp.to(own)
-    k3 = (difference.exp() - difference - 1).to(wide_dtype(logp.device))
-    fine = finite(difference) & mask
-    whole = finite(k3) & fine
-    bag.put(["max:k3"], torch.where(whole, k3, -math.inf).amax())
-    bag.put(["min:k3"], torch.where(whole, k3, math.inf).amin())
-    bag.put(["sum:k3_overflow"], fine.sum() - whole.sum())
+def overflowing_kl(bag: Bag, gap: torch.Tensor, dtype: torch.dtype, mask: torch.Tensor) -> None:
+    """Count tokens whose k3 to the reference overflows in the dtype that the loss computes it in; d = logp - ref."""
+    beyond = -math.log(torch.finfo(dtype).max)
+    bag.put(["sum:k3_overflow"], ((gap < beyond) & (gap > -math.inf) & mask).sum())
 
 
 def entropy_by_place(bag: Bag, entropy: torch.Tensor, fine: torch.Tensor, mask: torch.Tensor) -> None:

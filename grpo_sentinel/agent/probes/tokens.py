@@ -47,9 +47,10 @@ def _repeated_grams(bag: Bag, ids: torch.Tensor, keep: torch.Tensor) -> None:
 def _single_token(bag: Bag, ids: torch.Tensor, keep: torch.Tensor) -> None:
     """A token with more than half of the places is the median: only the median need be counted."""
     length = keep.sum(1)
-    ordered = torch.where(keep, ids, _NO_ID).sort(dim=1).values
-    middle = ordered.gather(1, (length // 2).clamp(max=ids.shape[1] - 1).unsqueeze(1))
-    most = ((ids == middle) & keep).sum(1)
+    # Ids as floats, exact below 2**53 (2**24 without float64): only floats have a median that leaves places out.
+    wide = ids.to(wide_dtype(ids.device))
+    middle = torch.where(keep, wide, torch.nan).nanmedian(dim=1, keepdim=True).values
+    most = ((wide == middle) & keep).sum(1)
     long_enough = length >= _LEAST_TOKENS
     bag.put(
         ["sum:single", "sum:single_rows"], torch.stack([(most > _SHARE * length) & long_enough, long_enough]).sum(1)

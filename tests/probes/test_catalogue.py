@@ -1,0 +1,92 @@
+"""The catalogue and the probes name the same signals: none made up, none promised and missing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from grpo_sentinel import catalog
+from grpo_sentinel.agent.probes import data, gradient, policy, reward
+from grpo_sentinel.agent.probes.groups import observe_groups
+from grpo_sentinel.agent.probes.local_watch import LocalWatch
+from grpo_sentinel.agent.probes.memory import MemoryProbe, parse_cuda
+from grpo_sentinel.agent.probes.optimizer import OptimizerProbe
+
+from .helpers import harvest
+from .test_data import TOKENS
+from .test_data import batch as data_batch
+from .test_optimizer import Scaler
+from .test_policy import batch as policy_batch
+from .test_reward import Head
+
+pytestmark = pytest.mark.torch
+LAYERS = ("data", "reward", "policy", "gradient", "optimizer", "memory")
+BY_THE_AGENT = {"optimizer.skipped_updates"}  # counted where updates are stopped
+NEEDS_CUDA = {"memory.cuda_free_bytes", "memory.cuda_total_bytes"}
+NEEDS_A_CGROUP = {"memory.cgroup_used_bytes", "memory.cgroup_limit_bytes"}  # tested with files of both versions
+NEEDS_A_LIMIT = {"memory.open_files_limit"}
+
+
+def everything():
+    """Call every probe once with all it can be given."""
+    limits = {"max_prompt_length": 4, "max_completion_length": 6, "group_size": 2}
+    tokens = {**TOKENS, "vocab_size": 100}
+    rewards = torch.tensor([[0.0, 0.1], [1.0, 0.4], [1.0, 0.2], [1.0, 0.2]])
+    b = policy_batch(tokens=12)
+    found = [
+        harvest(data.observe(**data_batch(), **tokens, **limits)).values,
+        observe_groups(["a", "a"], ["b", "c"], group_size=2),
+        harvest(
+            reward.observe(rewards, ["f", "g"], group_size=2, completion_lengths_B=[1, 2, 3, 4], history=reward.History())
+        ).values,
+        reward.observe_model("f", Head(), scores=torch.ones(1), adapters=False),
+        harvest(
+            policy.observe(**b, loss=1.0, beta=0.1, vocab_size=9, on_policy=False, group_size=2, scale_rewards="group")
+        ).values,
+        MemoryProbe().observe(),
+    ]
+    meter = reward.CallMeter()
+    with meter.measure("f"):
+        pass
+    found.append(meter.harvest())
+    found.append(parse_cuda(dict.fromkeys(
+        ("allocated_bytes.all.current", "reserved_bytes.all.current", "allocated_bytes.all.peak",
+         "inactive_split_bytes.all.current", "num_alloc_retries", "num_ooms"), 0)))  # fmt: skip
+    net = torch.nn.Linear(4, 4).bfloat16()
+    optimizer, watch, local = torch.optim.AdamW(net.parameters(), lr=1e-3), OptimizerProbe(), LocalWatch()
+    local.arm(net.named_parameters())
+    net(torch.ones(1, 4).bfloat16()).sum().backward()
+    found.append(harvest(gradient.observe(net.named_parameters(), clip_limit=1.0), local.pack()).values)
+    watch.before_step(optimizer)
+    optimizer.step()
+    after = watch.after_step(
+        optimizer, named_parameters=net.named_parameters(), learning_rate_expected=1e-3, scaler=Scaler([2.0])
+    )
+    found.append(harvest(after).values)
+    return {name: value for values in found for name, value in values.items()}
+
+
+def test_every_signal_of_a_probe_is_in_the_catalogue_and_every_one_of_the_catalogue_comes_from_a_probe():
+    found = everything()
+    bases = {catalog.split_name(name)[0] for name in found}
+    assert bases - set(catalog.SIGNALS) == set()
+    promised = {name for name, signal in catalog.SIGNALS.items() if signal.layer in LAYERS}
+    missing = promised - bases - BY_THE_AGENT - NEEDS_CUDA - NEEDS_A_CGROUP - NEEDS_A_LIMIT
+    assert missing == set()
+
+
+def test_values_are_python_floats_that_keep_to_their_units():
+    for name, value in everything().items():
+        signal = catalog.signal_of(name)
+        assert type(value) is float, name
+        assert math.isfinite(value), name
+        if signal.unit == "flag":
+            assert value in (0.0, 1.0), name
+        if signal.unit == "count":
+            assert value >= 0, name
+            assert value == int(value), name
+        if signal.unit == "ratio" and name.split(".")[1] not in ("ratio_max", "ratio_mean", "sampling_mult_error"):
+            assert 0 <= value <= 1 or "imbalance" in name, name
+        assert ("[" in name) == bool(signal.dimension), name
