@@ -10,6 +10,7 @@ from benchmarks.record import BENCH_JSON, record
 
 BENCHMARKS = {
     "push": "benchmarks.bench_push",
+    "agent": "benchmarks.bench_agent",
     "ring": "benchmarks.bench_ring",
     "probes": "benchmarks.bench_probes",
     "collect": "benchmarks.bench_collect",

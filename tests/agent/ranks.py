@@ -35,7 +35,9 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
     }
 
 
-def start_ranks(script: Path, arguments: list[str], folder: Path, world: int, **extra: str) -> list[subprocess.Popen]:
+def start_ranks(
+    script: Path, arguments: list[str], folder: Path, world: int, python: Path | str = sys.executable, **extra: str
+) -> list[subprocess.Popen]:
     port = str(free_port())
     started = []
     for rank in range(world):
@@ -50,7 +52,7 @@ def start_ranks(script: Path, arguments: list[str], folder: Path, world: int, **
             }
         log = open(folder / f"rank{rank}.log", "w")  # noqa: SIM115 - the child inherits it
         started.append(
-            subprocess.Popen([sys.executable, str(script), *arguments], env=env, stdout=log, stderr=subprocess.STDOUT)
+            subprocess.Popen([str(python), str(script), *arguments], env=env, stdout=log, stderr=subprocess.STDOUT)
         )
         log.close()
     return started
