@@ -11,6 +11,7 @@ import io
 import os
 import re
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ def read_lines(path: str | Path) -> Iterator[Line]:
     """
     name = str(path)
     if name == "-":
-        yield from _split(sys.stdin.buffer, "<stdin>")
+        yield from lines_of(sys.stdin.buffer, "<stdin>")
         return
     try:
         with open(name, "rb") as raw:
@@ -49,21 +50,22 @@ def read_lines(path: str | Path) -> Iterator[Line]:
             raw.seek(0)
             if magic == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield from _split(unpacked, name)
+                    yield from lines_of(unpacked, name)
             else:
-                yield from _split(raw, name)
+                yield from lines_of(raw, name)
     except OSError as error:
         raise SentinelError(
             f"cannot read the log {name}: {error.strerror or error}; give a readable file, or - for standard input"
         ) from error
 
 
-def _split(stream: BinaryIO | io.BufferedIOBase, source: str) -> Iterator[Line]:
+def lines_of(stream: BinaryIO | io.BufferedIOBase, source: str) -> Iterator[Line]:
+    """Give the lines of an open stream; a torn archive ends there."""
     number = 0
     while True:
         try:
             chunk = stream.readline(MAX_LINE)
-        except (EOFError, gzip.BadGzipFile):
+        except (EOFError, gzip.BadGzipFile, zlib.error):
             return  # a torn archive: what could be read has been read
         if not chunk:
             return

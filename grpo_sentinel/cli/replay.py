@@ -1,0 +1,165 @@
+"""`grpo-sentinel replay`: what would the rules have said of a past run?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from grpo_sentinel.cli.replaying import Outcome
+    from grpo_sentinel.config import RulesConfig
+    from grpo_sentinel.history.sources import Progress
+    from grpo_sentinel.records import Finding
+
+SCHEMA = "grpo-sentinel.replay/1"
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--rules", "rule_files", multiple=True, metavar="FILE", help="Further rules (YAML); may be repeated.")
+@click.option("--profile", metavar="NAMES", help="Profiles, by name or file; default: by what the source shows.")
+@click.option("--config", "config_path", metavar="FILE", help="Settings of the sidecar: their `rules` apply.")
+@click.option("--run-id", metavar="ID", help="Run of a history, or `all`; default: the newest.")
+@click.option(
+    "--fail-on", type=click.Choice(["note", "warning", "critical"]), default="warning", show_default=True,
+    help="Exit with 1 when a finding is at least so grave.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help=f"Print JSON for programs (schema {SCHEMA}).")
+def replay(
+    sources: tuple[str, ...],
+    rule_files: tuple[str, ...],
+    profile: str | None,
+    config_path: str | None,
+    run_id: str | None,
+    fail_on: str,
+    as_json: bool,
+) -> int:
+    """Run the rules over past runs: a history, an incident, trainer_state.json, TensorBoard, CSV, JSON lines, logs.
+
+    Exit code 0: nothing at or above --fail-on, 1: findings, 2: usage or nothing that can be read.
+    """
+    from grpo_sentinel.cli.rendering import print_json
+    from grpo_sentinel.cli.replaying import play, sources_of
+    from grpo_sentinel.cli.runs import settings
+    from grpo_sentinel.records import Severity
+    from grpo_sentinel.rules import load_rules
+
+    config = settings(config_path)
+    rules = load_rules(_with_profile(config.rules, profile), rule_files, halting=config.halting)
+    found = sources_of(sources, run_id)
+    outcomes = []
+    for source in found:
+        with _progress(f"{source.name}") as tell:
+            outcomes.append(play(source, rules, tell))
+    if as_json:
+        print_json({"schema": SCHEMA, "rules": len(rules), "runs": [_body(outcome) for outcome in outcomes]})
+    else:
+        _print(outcomes)
+    if not any(outcome.frames for outcome in outcomes):
+        names = ", ".join(source.name for source in found)
+        raise click.ClickException(f"no step in {names}: nothing was judged")
+    worst = max((worst for outcome in outcomes if (worst := outcome.worst()) is not None), default=None)
+    return 1 if worst is not None and worst >= Severity[fail_on.upper()] else 0
+
+
+def _with_profile(config: RulesConfig, profile: str | None) -> RulesConfig:
+    return config if profile is None else config.model_copy(update={"profile": profile})
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[Progress], None] | None]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(name, total=1.0)
+        yield lambda progress: bars.update(task, completed=progress.share)
+
+
+def _body(outcome: Outcome) -> dict[str, Any]:
+    from grpo_sentinel.records import Severity
+
+    return {
+        "source": outcome.source.name,
+        "kind": outcome.source.kind,
+        "run_id": outcome.source.run_id,
+        "frames": outcome.frames,
+        "first_step": outcome.first_step,
+        "last_step": outcome.last_step,
+        "profiles": outcome.profiles,
+        "rules_judging": outcome.judging,
+        "counts": {severity.name.lower(): outcome.count(severity) for severity in Severity},
+        "findings": list(outcome.findings.values()),
+        "left_out": dict(outcome.left_out),
+        "notes": outcome.notes,
+    }
+
+
+def _print(outcomes: Sequence[Outcome]) -> None:
+    from grpo_sentinel.cli.rendering import plain_console
+    from grpo_sentinel.records import Severity
+
+    console = plain_console()
+    for outcome in outcomes:
+        source = outcome.source
+        steps = "no steps" if outcome.first_step is None else f"steps {outcome.first_step} to {outcome.last_step}"
+        profiles = f", profiles {', '.join(outcome.profiles)}" if outcome.profiles else ""
+        console.print(
+            f"{source.name}: {source.kind}, {outcome.frames} frames, {steps}{profiles}; "
+            f"{outcome.judging} rules could judge",
+            markup=False,
+        )
+        if outcome.findings:
+            console.print(_table(outcome))
+        counts = ", ".join(f"{outcome.count(severity)} {severity.name.lower()}" for severity in reversed(Severity))
+        console.print(f"  {counts}" if outcome.findings else "  nothing found", markup=False)
+        for rule, count in outcome.left_out.items():
+            console.print(f"  {rule}: {count} more, left out", markup=False)
+        for note in outcome.notes:
+            console.print(f"  note: {note}", markup=False)
+
+
+def _table(outcome: Outcome) -> Any:
+    """Roots in the order of onset, what follows from each under it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from grpo_sentinel.cli.rendering import _COLOURS
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("since", "told", "severity", "layer", "ranks"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("finding")
+    for finding, depth in ordered(outcome.findings.values()):
+        table.add_row(
+            str(finding.onset_step), str(finding.step), Text(finding.severity.name.lower(), _COLOURS[finding.severity]),
+            finding.layer, ",".join(map(str, finding.ranks)) or "-",
+            Text(f"{'└ ' * depth}{finding.message} [{finding.rule}]"),
+        )  # fmt: skip
+    return table
+
+
+def ordered(findings: Any) -> list[tuple[Finding, int]]:
+    """Give each root by onset, gravest first, followed by its chain: `(finding, 0 or 1)`."""
+    everything: list[Finding] = list(findings)
+    known = {finding.finding_id for finding in everything}
+    roots = [finding for finding in everything if finding.root_id not in known or finding.root_id == finding.finding_id]
+    out: list[tuple[Finding, int]] = []
+    for root in sorted(roots, key=lambda one: (one.onset_step, -one.severity)):
+        out.append((root, 0))
+        chain = [one for one in everything if one.root_id == root.finding_id and one is not root]
+        out.extend((one, 1) for one in sorted(chain, key=lambda one: (one.onset_step, -one.severity)))
+    return out
+
+
+__all__ = ["SCHEMA", "ordered", "replay"]

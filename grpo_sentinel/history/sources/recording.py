@@ -1,0 +1,91 @@
+"""From rows of foreign names to step records with the catalogue's signals: what every reader of this folder ends in.
+
+What a log prints is not what an agent measures, so three things are put right here: a value that is not finite becomes
+the count that the rules look for, a NaN in a ratio of counts (KL without a reference, clipping of no token) is left
+out, and a learning rate that was rounded to 0.000 is unknown, not zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+
+from grpo_sentinel.catalog import signal_of
+from grpo_sentinel.history.logs.names import canonical
+from grpo_sentinel.records import Kind, Mode, StepRecord
+
+_COUNTS = {
+    "policy.loss": "policy.loss_nonfinite",
+    "policy.pg_loss": "policy.loss_nonfinite",
+    "policy.entropy_nats": "policy.entropy_nonfinite",
+    "reward.mean": "reward.nonfinite",
+    "reward.func_mean": "reward.func_nonfinite",
+}
+_NAN_IS_NORMAL = ("policy.kl_", "policy.clip_", "policy.approx_kl", "reward.func_std")
+_ROUNDED = ("verl",)  # formats that print a learning rate of 1e-6 as 0.000
+
+
+@lru_cache(maxsize=65536)
+def signal_name(raw: str) -> str:
+    """Give the catalogue's name of a metric; a name that it does not know stays as it is."""
+    if signal_of(raw) is not None:
+        return raw
+    return canonical(raw) or raw
+
+
+def signals(raw: Mapping[str, float | None], form: str = "") -> dict[str, float]:
+    """Translate one row; None means that every value was NaN. The first of two names of one signal wins."""
+    out: dict[str, float] = {}
+    for name, given in raw.items():
+        signal = signal_name(name)
+        if signal in out:
+            continue
+        value = math.nan if given is None else given
+        if not math.isfinite(value):
+            base, bracket, label = signal.partition("[")
+            count = _COUNTS.get(base)
+            if count is not None:
+                out[count + bracket + label] = 1.0
+            if value != value and signal.startswith(_NAN_IS_NORMAL):
+                continue
+        out[signal] = value
+    if form in _ROUNDED and out.get("optimizer.learning_rate") == 0.0:
+        del out["optimizer.learning_rate"]
+    return out
+
+
+class Recorder:
+    """Makes step records of rows: steps where a log shows none, time from the duration of steps."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._step = 0
+        self._sequence = 0
+        self._wall_ns = 0
+
+    def record(
+        self,
+        values: Mapping[str, float],
+        *,
+        step: int | None,
+        rank: int = 0,
+        mode: Mode = Mode.TRAIN,
+        wall_ns: int | None = None,
+    ) -> StepRecord:
+        """Make one record. A row without a step is the next one; without a time it comes a step's duration later."""
+        at = self._step + 1 if step is None else step
+        if wall_ns is not None:
+            self._wall_ns = wall_ns
+        elif at != self._step:
+            seconds = values.get("time.step_seconds", 1.0)
+            self._wall_ns += round(min(seconds, 1e6) * 1e9) if seconds > 0 else 1_000_000_000
+        self._step = at
+        self._sequence += 1
+        return StepRecord(
+            run_id=self._run_id, rank=rank, sequence=self._sequence, step=at, kind=Kind.STEP, mode=mode, micro_batch=0,
+            generation=0, monotonic_ns=self._wall_ns, wall_ns=self._wall_ns, values=values,
+        )  # fmt: skip
+
+
+__all__ = ["Recorder", "signal_name", "signals"]
