@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import torch
@@ -75,6 +76,7 @@ def plain(mode):
 def zero(stage):
     import deepspeed
 
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles one, minutes long or in vain
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
