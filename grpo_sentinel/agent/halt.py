@@ -72,7 +72,8 @@ class HaltDesk:
         """Take what the vote decided; None when it asked nothing. All ranks come here at the same step."""
         if action < Action.CHECKPOINT:
             return None
-        mine = self._pending_id()
+        self.pending()  # the request may have come after this rank's last look, and before another rank's
+        mine = self._pending_id() if self.word.action <= action else 0  # a stronger one waits for its own vote
         if mine:
             reason = reason or self.word.reason
             _CARRIED_OUT[self._where] = mine

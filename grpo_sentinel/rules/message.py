@@ -31,7 +31,7 @@ def write(rule: Rule, verdict: Verdict, *, step: int, onset: int, ranks: Sequenc
         step=step,
         onset=onset,
         ranks=rank_words(ranks),
-        subject=subject or "?",
+        subject=subject or ("parameter not known" if rule.attribution else "?"),
         signal=verdict.signal,
         detail=verdict.detail,
     )

@@ -91,3 +91,23 @@ def test_a_second_attachment_does_not_repeat_a_request_already_carried_out(desk)
     desk.agreed(7, 5, step=1)
     again = HaltDesk(desk.paper, desk.acks.append, where=desk._where)
     assert again.pending() is None
+
+
+def test_a_request_learned_by_the_vote_alone_is_handled_and_not_called_finished_at_the_end(desk):
+    desk.pending()
+    desk.paper.word = ask(4)  # written after this rank looked and before the other did
+    desk.agreed(7, 4, step=9)
+    desk.verdict(skipped=False)
+    desk.saved("/here/checkpoint-9")
+    desk.run_ended(9)
+    assert desk.acks[-1].state is HaltState.DONE
+    assert desk.pending() is None
+
+
+def test_a_halt_that_comes_while_a_checkpoint_is_agreed_gets_a_vote_of_its_own(desk):
+    desk.pending()
+    desk.paper.word = ask(5)
+    desk.agreed(6, 3, step=9)  # another node's checkpoint
+    desk.verdict(skipped=False)
+    desk.saved("/here/checkpoint-9")
+    assert desk.pending().request_id == 5

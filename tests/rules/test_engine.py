@@ -162,6 +162,7 @@ def test_an_event_that_comes_later_gives_a_firing_finding_its_rank_and_parameter
         engine.frame(frame(step, *[{"gradient.nonfinite_tensors": 0.0}] * 2))
     first = engine.frame(frame(6, *[{"gradient.nonfinite_tensors": 1.0}] * 2))
     assert [(f.rule, f.ranks, f.action) for f in first] == [("grad_nonfinite", (), Action.ALERT)]
+    assert "parameter not known, rank not known" in first[0].message, "no bare question mark"
     body = {"where": "before_reduce", "names": ["layers.0.weight"]}
     refined = engine.event(event(7, "nonfinite", body))
     assert [(f.finding_id, f.ranks, f.subject) for f in refined] == [(first[0].finding_id, (1,), "layers.0.weight")]
