@@ -26,6 +26,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerC
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 torch.set_num_threads(1)
+if os.environ.get("ACCELERATE_USE_DEEPSPEED"):
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else a compiler runs
 
 
 def length_reward(completions, **kwargs):

@@ -40,6 +40,56 @@ def _path(folder):
     return environment(folder)["PYTHONPATH"] + f":{where}"
 
 
+@pytest.fixture(scope="module")
+def trl(tmp_path_factory):
+    """TRL under accelerate, whose `backward` calls the engine's step."""
+    from tiny import build
+
+    folder = tmp_path_factory.mktemp("trl-deepspeed")
+    assets = build(tmp_path_factory.mktemp("tiny-policy"))
+    return Scenarios(
+        Path(__file__).with_name("grpo_script.py"),
+        folder,
+        2,
+        {
+            "nan": {
+                "attach": "explicit",
+                "steps": 5,
+                "fault": "local_nan",
+                "accumulation": 2,
+                "halt_at": [5, 0, "HALT_NOW"],
+            }
+        },
+        str(assets),
+        DS_ACCELERATOR="cpu",
+        ACCELERATE_USE_DEEPSPEED="true",
+        ACCELERATE_DEEPSPEED_ZERO_STAGE="2",
+        ACCELERATE_GRADIENT_CLIPPING="1.0",
+        ACCELERATE_MIXED_PRECISION="no",
+        PYTHONPATH=_path(folder),
+    )
+
+
+def test_under_accelerate_a_step_is_voted_on_before_the_engine_makes_it(trl):
+    result = trl["nan"]
+    assert [rank["ended"] for rank in result.ranks] == ["finished"] * 2
+    assert all(rank["finite"] for rank in result.ranks)
+    segments = [result.segment(rank) for rank in (0, 1)]
+    for segment in segments:
+        steps = segment.steps()
+        assert list(steps) == [1, 2, 3, 4, 5]
+        assert segment.of("probe_error") == []
+        assert [event["step"] for event in segment.of("skip")] == [3, 4, 5]
+        assert [steps[step]["optimizer.step_applied"] for step in steps] == [1, 1, 0, 0, 0]
+        assert steps[2]["gradient.tensors"] > 0
+        assert steps[2]["optimizer.update_norm"] > 0
+        assert segment.closed == "halted"
+    parts = [segment.steps()[2]["gradient.norm_local"] for segment in segments]
+    assert segments[0].steps()[2]["gradient.norm_preclip"] == pytest.approx(math.hypot(*parts), rel=1e-4)
+    named = [event for event in segments[1].of("nonfinite") if event["where"] == "before_reduce"]
+    assert [event["names"] for event in named][:1] == [["model.layers.1.mlp.up_proj.weight"]]
+
+
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name.startswith("zero")])
 def test_partitions_add_up_to_the_engines_norm_and_a_nan_reaches_no_weight(engines, name):
     result = engines[name]
