@@ -39,9 +39,7 @@ def _incident(path: Path) -> Source:
         with open_bundle(path) as bundle:
             yield from bundle_items(bundle.source())
 
-    return Source(
-        kind="incident", name=str(path), run_id=found.about.run_id, context=dict(found.trainer), items=items
-    )
+    return Source(kind="incident", name=str(path), run_id=found.about.run_id, context=dict(found.trainer), items=items)
 
 
 @dataclass(slots=True)
@@ -79,8 +77,7 @@ class Outcome:
 def play(source: Source, rules: RuleSet, tell: Callable[[Progress], None] | None = None) -> Outcome:
     """Play one run through a new engine. Memory is that of one step, whatever the length."""
     engine = Engine(rules, run_id=source.run_id)
-    if source.context:
-        engine.configure(dict(source.context))
+    engine.configure({"source": source.kind, **source.context})  # a named profile waits for the first of it
     outcome = Outcome(source)
     progress = Progress()
     waits = 0

@@ -63,7 +63,7 @@ def opened(path: Path, progress: Progress) -> Iterator[BinaryIO]:
                 with gzip.GzipFile(fileobj=tracked) as unpacked:
                     yield unpacked  # type: ignore[misc]
             else:
-                yield tracked  # type: ignore[misc]
+                yield tracked
     except TORN:
         progress.notes.append("the archive is torn or damaged; what stands before that was read")
     except OSError as error:

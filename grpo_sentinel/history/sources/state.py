@@ -60,12 +60,12 @@ def numbers(entry: dict[str, Any]) -> dict[str, float | None]:
 
 def entries(file: BinaryIO, progress: Progress) -> Iterator[dict[str, Any]]:
     """Yield the objects of `log_history` one by one; a torn or damaged end is noted and stops the reading there."""
-    text = codecs.getreader("utf-8")(file, errors="replace")
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
     decoder = json.JSONDecoder()
     buffer, inside = "", False
     while True:
-        chunk = text.read(_CHUNK)
-        buffer += chunk
+        chunk = file.read(_CHUNK)
+        buffer += utf8.decode(chunk, final=not chunk)
         if not inside:
             start = _START.search(buffer)
             if start is None:

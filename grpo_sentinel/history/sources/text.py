@@ -95,7 +95,13 @@ class LogReader:
         self._events += 1
         body = {"type": kind, "message": message[:500], "source": line.source, "line": line.number}
         return EventRecord(
-            run_id=self._run_id, rank=rank, sequence=self._events, step=self.step, wall_ns=0, kind="exception", body=body
+            run_id=self._run_id,
+            rank=rank,
+            sequence=self._events,
+            step=self.step,
+            wall_ns=0,
+            kind="exception",
+            body=body,
         )
 
 
