@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(mode):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "DS_ACCELERATOR": "cpu"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(WORKER), mode]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -31,7 +32,7 @@ def number(line, name):
     return float(line["values"][f"gradient.{name}"])
 
 
-@pytest.mark.parametrize("mode", ["ddp", "fsdp1", "fsdp2", "zero2", "zero3"])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"])
 def test_local_norms_add_up_to_the_engines_own(mode):
     if mode.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed")
