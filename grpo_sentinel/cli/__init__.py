@@ -24,6 +24,9 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("grpo_sentinel.cli.check:check", "Check a checkpoint before it is trusted."),
     "resume-point": ("grpo_sentinel.cli.resume_point:resume", "Print the checkpoint that a restart should use."),
     "incident": ("grpo_sentinel.cli.incident:incident", "List, show, export and replay incident bundles."),
+    "replay": ("grpo_sentinel.cli.replay:replay", "Run the rules over past runs, ours or a trainer's own logs."),
+    "rules": ("grpo_sentinel.cli.rules:rules", "List, show, test and calibrate the rules."),
+    "ingest": ("grpo_sentinel.cli.ingest:ingest", "Watch a run that has no agent, by following its log."),
     "diagnose": ("grpo_sentinel.cli.diagnose:diagnose", "Name the first cause of a run from its logs."),
     "doctor": ("grpo_sentinel.cli.doctor:doctor", "Say what is installed, permitted and missing, and the remedy."),
 }
