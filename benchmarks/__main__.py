@@ -18,6 +18,7 @@ BENCHMARKS = {
     "rules": "benchmarks.bench_rules",
     "daemon": "benchmarks.bench_daemon",
     "scrape": "benchmarks.bench_scrape",
+    "check-data": "benchmarks.bench_check_data",
 }
 """Name -> module with `main(record)`; see `benchmarks.record.record` for what it is handed."""
 

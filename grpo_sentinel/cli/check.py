@@ -8,6 +8,7 @@ import click
 
 _CHECKS: dict[str, tuple[str, str]] = {
     "checkpoint": ("grpo_sentinel.cli.check_checkpoint:checkpoint", "Can a restart use this checkpoint?"),
+    "data": ("grpo_sentinel.cli.check_data:data", "Are these samples fit to be trained on?"),
 }
 
 

@@ -3,6 +3,7 @@
 BROKEN       a restart fails, or goes on from bad numbers
 CANNOT_TELL  something could not be judged, and why: unknown is not healthy
 LOSS         a restart works and does not continue exactly: no optimizer state, no random states
+DOUBTFUL     nothing breaks, and learning may suffer (the checks of data, reward, environment and configuration)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Level(enum.Enum):
     BROKEN = "broken"
     CANNOT_TELL = "cannot tell"
     LOSS = "loss"
+    DOUBTFUL = "doubtful"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

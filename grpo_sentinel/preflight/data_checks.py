@@ -1,0 +1,220 @@
+"""Judge one sample at a time (S1-S5): fields, texts, answer, reward, duplicates, leakage. No input, no output."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_sentinel.preflight.data_shapes import (
+    MISSING,
+    Fields,
+    Messages,
+    joined,
+    lookup,
+    split_conversation,
+    texts_of,
+    user_text,
+)
+from grpo_sentinel.preflight.report import excerpt
+from grpo_sentinel.stats import Moments
+
+# controls without \t \n \r; U+FFFD stands for lost text, surrogates cannot be encoded, U+FFFE and U+FFFF are none
+_POISON = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffd-\uffff\ud800-\udfff]")
+_NAMES = {"\x00": "NUL", "\ufffd": "U+FFFD"}
+_SPECIAL = (
+    r"<\|[a-zA-Z0-9_]{2,40}\|>|</?s>|<(?:bos|eos|pad|unk|mask|start_of_turn|end_of_turn)>|\[/?INST\]|<</?SYS>>"
+    r"|<｜[^｜<>]{2,40}｜>"
+)
+Faults = list[tuple[str, str, str]]  # code, text for the example, detail
+MOST_REMEMBERED = 2_000_000  # hashes of rows, about 150 MB; beyond that duplicates are no longer sought
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the caller asks for; None = not judged."""
+
+    reward_low: float | None = None
+    reward_high: float | None = None
+    max_length: int | None = None  # tokens where there is a tokenizer, else characters
+
+
+@dataclass(slots=True)
+class Judged:
+    """One sample as judged: its faults as (code, example text, detail), and what was read of it."""
+
+    faults: Faults
+    prompt: Messages
+    response: Messages
+    rewards: list[float]
+    length: int  # characters of prompt and response
+
+
+class Judge:
+    """Judges samples of one shape and remembers hashes for duplicates; one for all files of a run."""
+
+    def __init__(
+        self, limits: Limits, *, special_tokens: Iterable[str] = (), eval_hashes: frozenset[int] = frozenset()
+    ) -> None:
+        own = sorted((re.escape(token) for token in special_tokens if len(token) > 2), key=len, reverse=True)
+        self._special = re.compile("|".join([*own, _SPECIAL]))
+        self._special_starts = tuple({token[0] for token in special_tokens if token} | {"<", "["})
+        self._limits = limits
+        self._seen: set[int] = set()
+        self._eval = eval_hashes
+        self.forgetful = False  # more rows than it remembers
+
+    def judge(self, row: Mapping[str, Any], fields: Fields) -> Judged:
+        """Judge one row; the order of faults is the order of the checks."""
+        faults: Faults = []
+        for name in fields.required:
+            if lookup(row, name) is MISSING:
+                faults.append(("missing-field", "", name))
+        prompt, response = self._texts(row, fields, faults)
+        whole = joined(prompt) if prompt else ""
+        answered = joined(response) if response else ""
+        rewards = self._rewards(row, fields, faults)
+        self._poison("prompt", whole, faults)
+        if answered:
+            self._poison("response", answered, faults)
+        if fields.answer:
+            self._answer(lookup(row, fields.answer), faults)
+        asked = user_text(prompt) if prompt else ""
+        if any(start in asked for start in self._special_starts) and (found := self._special.search(asked)):
+            faults.append(("special-token", asked[max(0, found.start() - 20) :], found[0]))
+        if whole:
+            self._repeated(whole, answered, faults)
+        return Judged(faults, prompt, response, rewards, len(whole) + len(answered))
+
+    def _texts(self, row: Mapping[str, Any], fields: Fields, faults: Faults) -> tuple[Messages, Messages]:
+        value = lookup(row, fields.prompt)
+        prompt, wrong = texts_of(None if value is MISSING else value)
+        if wrong:
+            faults.append(("bad-field", wrong, fields.prompt))
+        response: Messages = []
+        if fields.response:
+            response = self._response(row, fields, faults)
+        elif fields.prompt == "messages":
+            prompt, response = split_conversation(prompt)
+        if value is not MISSING and not wrong and not any(text and not text.isspace() for _, text in prompt):
+            faults.append(("empty-prompt", "", ""))
+        return prompt, response
+
+    def _response(self, row: Mapping[str, Any], fields: Fields, faults: Faults) -> Messages:
+        value = lookup(row, fields.response)
+        if value is MISSING:
+            return []
+        if isinstance(value, list) and (not value or not isinstance(value[0], Mapping)):
+            return self._group(value, row, fields, faults)
+        response, wrong = texts_of(value)
+        if wrong:
+            faults.append(("bad-field", wrong, fields.response))
+        elif not any(text and not text.isspace() for _, text in response):
+            faults.append(("empty-response", "", ""))
+        return response
+
+    def _group(self, value: list[Any], row: Mapping[str, Any], fields: Fields, faults: Faults) -> Messages:
+        if not value:
+            faults.append(("empty-group", "", ""))
+            return []
+        rewards = lookup(row, fields.reward) if fields.reward else MISSING
+        if isinstance(rewards, list) and len(rewards) != len(value):
+            faults.append(("group-mismatch", f"{len(value)} responses, {len(rewards)} rewards", ""))
+        out: Messages = []
+        for one in value:
+            messages, wrong = texts_of(one)
+            if wrong:
+                faults.append(("bad-field", wrong, fields.response))
+            elif not any(text.strip() for _, text in messages):
+                faults.append(("empty-response", "", ""))
+            out += messages
+        return out
+
+    def _rewards(self, row: Mapping[str, Any], fields: Fields, faults: Faults) -> list[float]:
+        if not fields.reward:
+            return []
+        value = lookup(row, fields.reward)
+        if value is MISSING:
+            return []
+        out = []
+        low, high = self._limits.reward_low, self._limits.reward_high
+        for one in value if isinstance(value, list) else (value,):
+            number = _number(one)
+            if number is None:
+                faults.append(("reward-not-a-number", repr(one), ""))
+            elif not math.isfinite(number):
+                faults.append(("reward-not-finite", repr(one), ""))
+            else:
+                out.append(number)
+                if (low is not None and number < low) or (high is not None and number > high):
+                    faults.append(("reward-range", repr(one), ""))
+        return out
+
+    def _poison(self, part: str, text: str, faults: Faults) -> None:
+        if text.isprintable() and "\ufffd" not in text:  # several times faster than the search
+            return
+        found = _POISON.search(text)
+        if found:
+            what = _NAMES.get(found[0]) or f"U+{ord(found[0]):04X}"
+            faults.append(("poison", text[max(0, found.start() - 20) :], f"{what} in the {part}"))
+
+    def _answer(self, value: Any, faults: Faults) -> None:
+        if value is MISSING:
+            return  # told as a missing field
+        if value is None or (isinstance(value, (str, list, dict)) and (not value or str(value).isspace())):
+            faults.append(("empty-answer", "", ""))
+        elif isinstance(value, float) and math.isnan(value):
+            faults.append(("empty-answer", "nan", ""))
+
+    def _repeated(self, whole: str, answered: str, faults: Faults) -> None:
+        key = prompt_hash(whole)
+        if key in self._eval:
+            faults.append(("leakage", whole, ""))
+        if answered:  # a prompt with several responses is a group, not a repetition
+            key = hash((key, answered))
+        if key in self._seen:
+            faults.append(("duplicate", whole, ""))
+        elif len(self._seen) < MOST_REMEMBERED:
+            self._seen.add(key)
+        else:
+            self.forgetful = True
+
+
+def prompt_hash(text: str) -> int:
+    """Hash a prompt so that case and white space do not matter; 61 bits, good for this process only."""
+    return hash("".join(text.lower().split()))
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float)):
+        return float(value) if abs(value) < 1e308 or isinstance(value, float) else math.inf
+    if isinstance(value, str):  # CSV has nothing else
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return None
+
+
+def judge_rewards(moments: Moments) -> Faults:
+    """Judge all rewards together: constant, or with values far from the others."""
+    std = moments.std()
+    if std is None or moments.count < 32:
+        return []
+    if moments.low == moments.high:
+        return [("constant-reward", f"{moments.count:,.0f} times {moments.low:g}", "")]
+    far = max(moments.high - moments.mean, moments.mean - moments.low)
+    if far > 10 * std:
+        value = moments.high if moments.high - moments.mean == far else moments.low
+        return [("reward-outlier", f"{value:g}; mean {moments.mean:.4g}, standard deviation {std:.4g}", "")]
+    return []
+
+
+def shown(source: str, number: int, text: str) -> str:
+    """Write an example: place and excerpt."""
+    return f"{source}:{number}" + (f": {excerpt(text)}" if text else "")
+
+
+__all__ = ["MOST_REMEMBERED", "Judge", "Judged", "Limits", "judge_rewards", "prompt_hash", "shown"]

@@ -1,0 +1,102 @@
+"""The kinds of fault that `check data` knows: code, level, message, remedy, and whether a clean copy drops it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from grpo_sentinel.preflight.look import Level
+from grpo_sentinel.preflight.report import Fault
+
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of fault; `message` takes the count."""
+
+    code: str
+    level: Level
+    message: str
+    remedy: str
+    drop: bool = True
+
+
+_B, _D = Level.BROKEN, Level.DOUBTFUL
+KINDS: dict[str, Kind] = {
+    kind.code: kind
+    for kind in (
+        Kind("unreadable", _B, "rows cannot be read", "repair or drop them; --write-clean FILE leaves them out"),
+        Kind("encoding", _B, "rows are not UTF-8", "find the encoding they were written in and convert the file"),
+        Kind("missing-field", _B, "rows lack a field that the others have", "fill the field, or drop the rows"),
+        Kind("bad-field", _B, "rows have a prompt or response that is neither text nor messages",
+             "write text, or a list of {role, content}"),
+        Kind("empty-prompt", _B, "prompts are empty", "drop them: a group about nothing teaches nothing"),
+        Kind("empty-response", _B, "responses are empty", "drop them, or see why the model answered with nothing"),
+        Kind("empty-answer", _B, "answers are missing or empty",
+             "a reward that compares with it scores every completion alike"),
+        Kind("reward-not-finite", _B, "rewards are NaN or infinite",
+             "find what returned them: one makes the advantages of its whole group NaN"),
+        Kind("reward-not-a-number", _B, "rewards are not numbers", "write numbers, not text or null"),
+        Kind("reward-range", _B, "rewards lie outside the given range", "clip or rescale them where they are made"),
+        Kind("empty-group", _B, "groups have no response", "drop them"),
+        Kind("group-mismatch", _B, "groups have not one reward for each response", "score every response once"),
+        Kind("too-long", _B, "samples are longer than the limit, measured without truncation",
+             "drop or shorten them, or raise the limit: truncation cuts the question or the end of the answer"),
+        Kind("template", _B, "prompts break the chat template", "correct roles and order to what the template takes"),
+        Kind("doubled-bos", _B, "prompts begin with two BOS tokens",
+             "tokenize templated text with add_special_tokens=False", False),
+        Kind("poison", _B, "texts hold NUL, U+FFFD, lone surrogates or control characters",
+             "see how they were decoded: U+FFFD and surrogates are lost text, controls upset tokenizers"),
+        Kind("special-token", _D, "texts of users hold special tokens as text",
+             "remove or escape them: a tokenizer turns them into control tokens that end a turn or fake a role"),
+        Kind("duplicate", _D, "rows repeat an earlier one",
+             "drop them, or mean it: they weigh twice and inflate evaluation"),
+        Kind("leakage", _B, "prompts stand in the evaluation set too",
+             "drop them from training: the evaluation measures memory"),
+        Kind("constant-reward", _D, "rewards are all the same",
+             "a group of equal rewards has no advantage: nothing is learned", False),
+        Kind("reward-outlier", _D, "rewards lie more than 10 standard deviations from the mean",
+             "look at them: one such reward decides the advantages of its group", False),
+    )
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts and first examples by code; memory does not grow with the data."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    details: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, code: str, example: str, detail: str = "") -> None:
+        """Count one fault; `example` names its place, `detail` groups (a field's name)."""
+        self.counts[code] = self.counts.get(code, 0) + 1
+        kept = self.examples.setdefault(code, [])
+        if len(kept) < EXAMPLES:
+            kept.append(example)
+        if detail:
+            groups = self.details.setdefault(code, {})
+            if detail in groups or len(groups) < 16:
+                groups[detail] = groups.get(detail, 0) + 1
+
+    def wants_example(self, code: str) -> bool:
+        """Whether another example of it would be kept: making one costs more than counting."""
+        return len(self.examples.get(code, ())) < EXAMPLES
+
+    def faults(self) -> Iterable[Fault]:
+        """One fault per kind that was seen, in the order of the table."""
+        for code, kind in KINDS.items():
+            count = self.counts.get(code, 0)
+            if count:
+                groups = self.details.get(code, {})
+                detail = ", ".join(f"{name} {n:,}" for name, n in sorted(groups.items(), key=lambda item: -item[1]))
+                yield Fault(
+                    level=kind.level, code=code, where="", remedy=kind.remedy, count=count, subject=", ".join(groups),
+                    message=f"{kind.message}: {count:,}" + (f" ({detail})" if detail else ""),
+                    examples=tuple(self.examples.get(code, ())),
+                )  # fmt: skip
+
+
+__all__ = ["EXAMPLES", "KINDS", "Kind", "Tally"]

@@ -1,0 +1,259 @@
+"""Rows of a data set, one at a time: JSON lines, a JSON list, CSV, Parquet, a folder of `datasets`, compressed, stdin.
+
+Reading is apart from judging: a row that cannot be read is handed on with the reason, and the next one is read. Memory
+is bounded by one row (`MAX_ROW_BYTES`) or one Parquet batch.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from grpo_sentinel.errors import SentinelError
+
+MAX_ROW_BYTES = 64 << 20
+STDIN = "-"
+_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
+_TABLES = (".parquet", ".arrow")
+_ENDINGS = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", *_TABLES)
+_METADATA = ("state.json", "dataset_info.json", "dataset_dict.json")  # of a folder of `datasets`
+_PARQUET_ROWS = 512
+
+
+@dataclass(slots=True)
+class Row:
+    """One row: `value` is a mapping of fields, or None with the reason in `error`; `raw` is its line where it had one.
+
+    Not frozen: one is made for every row of a data set, and a frozen one takes four times as long to make.
+    """
+
+    source: str
+    number: int  # 1-based line or row
+    value: dict[str, Any] | None
+    raw: bytes | None = None
+    error: str = ""
+    fault: str = ""  # code of the error
+
+
+Advance = Callable[[int], None]
+"""Told how many bytes of the file on disk have been read."""
+
+
+def expand(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Resolve files, globs and folders; `-` stays. Raises `SentinelError` when one names nothing readable."""
+    out: list[str] = []
+    for argument in arguments:
+        path = Path(argument).expanduser()
+        if argument == STDIN or path.is_file():
+            out.append(argument if argument == STDIN else str(path))
+            continue
+        found = sorted(_inside(path)) if path.is_dir() else sorted(glob.glob(str(path), recursive=True))
+        files = [name for name in found if Path(name).is_file()]
+        if not files:
+            raise SentinelError(f"{argument} names no data; give a JSONL, CSV or Parquet file, a folder, a glob or -")
+        out += files
+    if out.count(STDIN) > 1:
+        raise SentinelError("standard input can be read once; give `-` a single time")
+    return tuple(dict.fromkeys(out))
+
+
+def _inside(folder: Path) -> Iterator[str]:
+    for path in folder.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        known = _ending(path.name) in _ENDINGS and path.name not in _METADATA
+        if known and not hidden and not path.name.startswith("cache-"):
+            yield str(path)
+
+
+def _ending(name: str) -> str:
+    path = Path(name)
+    return Path(path.stem).suffix.lower() if path.suffix.lower() in _COMPRESSED else path.suffix.lower()
+
+
+def read_rows(source: str, advance: Advance | None = None) -> Iterator[Row]:
+    """Read one file or stdin; raises `SentinelError` when it cannot be opened or its format needs what is not there."""
+    advance = advance or (lambda position: None)
+    ending = _ending(source)
+    if ending in _TABLES:
+        yield from _table(source, ending, advance)
+        return
+    try:
+        raw = sys.stdin.buffer if source == STDIN else open(source, "rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise SentinelError(f"cannot read {source}: {error.strerror}; give a readable file") from error
+    try:
+        with _decompressed(source, raw) as stream:
+            position = (lambda: 0) if source == STDIN else raw.tell
+            reader = _csv if ending in (".csv", ".tsv") else _json
+            yield from reader(source, stream, lambda: advance(position()))
+    finally:
+        if source != STDIN:
+            raw.close()
+
+
+def _decompressed(source: str, raw: BinaryIO) -> BinaryIO:
+    buffered: Any = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
+    gzip = source == STDIN and buffered.peek(2)[:2] == b"\x1f\x8b"
+    module = "gzip" if gzip else _COMPRESSED.get(Path(source).suffix.lower())
+    opened = import_module(module).open(buffered, "rb") if module else buffered
+    return opened  # type: ignore[no-any-return]
+
+
+def _json(source: str, stream: BinaryIO, tick: Callable[[], None]) -> Iterator[Row]:
+    first = b""
+    number = 0
+    loads = json.loads
+    try:
+        for line in _lines(stream):
+            number += 1
+            if not number & 1023:
+                tick()
+            if not line.strip():
+                continue
+            if not first:
+                first = line.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+                if first == b"[":
+                    yield from _json_list(source, line, stream)
+                    return
+            if len(line) > MAX_ROW_BYTES:
+                reason = f"longer than {MAX_ROW_BYTES >> 20} MiB"
+                yield Row(source, number, None, None, reason, "unreadable")
+                continue
+            try:
+                value = loads(line)
+            except UnicodeDecodeError as error:
+                yield Row(source, number, None, line, f"not UTF-8: {error.reason} at byte {error.start}", "encoding")
+                continue
+            except (ValueError, RecursionError) as error:
+                yield Row(source, number, None, line, f"not JSON: {error}", "unreadable")
+                continue
+            if isinstance(value, dict):
+                yield Row(source, number, value, line)
+            else:
+                yield Row(source, number, None, line, f"expected an object, got {type(value).__name__}", "unreadable")
+    except (EOFError, OSError, ValueError) as error:  # a compressed file that is cut or damaged
+        yield Row(source, number + 1, None, None, f"the file ends in error: {error}", "unreadable")
+    tick()
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines of bounded length: of one that is longer only the first part is given."""
+    while line := stream.readline(MAX_ROW_BYTES + 1):
+        yield line
+        while line and len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+            line = stream.readline(MAX_ROW_BYTES)
+
+
+def _json_list(source: str, head: bytes, stream: BinaryIO) -> Iterator[Row]:
+    """Objects of one JSON list, decoded as they come: the list is never held as a whole."""
+    text = io.TextIOWrapper(io.BufferedReader(_Joined(head, stream)), encoding="utf-8-sig", errors="surrogateescape")
+    decode = json.JSONDecoder().raw_decode
+    buffer = text.read(1 << 20).lstrip()[1:]
+    number = 0
+    while True:
+        buffer = buffer.lstrip(" \t\r\n,")
+        if buffer.startswith("]"):
+            return
+        number += 1
+        while True:
+            try:
+                value, end = decode(buffer)
+                break
+            except ValueError as error:
+                more = text.read(max(1 << 20, len(buffer))) if len(buffer) < MAX_ROW_BYTES else ""
+                if not more:
+                    yield Row(source, number, None, None, f"the list does not go on: {error}", "unreadable")
+                    return
+                buffer += more
+        buffer = buffer[end:]
+        if len(buffer) < 1 << 16:
+            buffer += text.read(1 << 20)
+        if isinstance(value, dict):
+            yield Row(source, number, value)
+        else:
+            yield Row(source, number, None, None, f"expected an object, got {type(value).__name__}", "unreadable")
+
+
+class _Joined(io.RawIOBase):
+    """A head that was read already, followed by the rest of its stream."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head, self._rest = head, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._head[: len(buffer)] or self._rest.read(len(buffer))
+        self._head = self._head[len(part) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+def _csv(source: str, stream: BinaryIO, tick: Callable[[], None]) -> Iterator[Row]:
+    csv.field_size_limit(MAX_ROW_BYTES)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.DictReader(text, dialect="excel-tab" if _ending(source) == ".tsv" else "excel")
+    number = 0
+    while True:
+        number += 1
+        if not number & 1023:
+            tick()
+        try:
+            value = next(reader)
+        except StopIteration:
+            tick()
+            return
+        except (csv.Error, EOFError, OSError) as error:
+            yield Row(source, number, None, None, f"not CSV: {error}", "unreadable")
+            return
+        if None in value:  # DictReader's place for what has no column
+            yield Row(source, number, None, None, "more cells than columns", "unreadable")
+        else:
+            yield Row(source, number, {key: cell for key, cell in value.items() if cell is not None})
+
+
+def _table(source: str, ending: str, advance: Advance) -> Iterator[Row]:
+    try:
+        pyarrow = import_module("pyarrow")
+        parquet = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise SentinelError(f"{source} needs pyarrow, which is not installed here: pip install pyarrow") from error
+    number = 0
+    try:
+        for batch in _parquet(parquet, source) if ending == ".parquet" else _arrow(pyarrow, source):
+            for value in batch.to_pylist():
+                number += 1
+                yield Row(source, number, value)
+            advance(0)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        yield Row(source, number + 1, None, None, f"not a readable {ending[1:]} file: {reason}", "unreadable")
+
+
+def _parquet(parquet: Any, source: str) -> Iterator[Any]:
+    with parquet.ParquetFile(source) as file:
+        yield from file.iter_batches(batch_size=_PARQUET_ROWS)
+
+
+def _arrow(pyarrow: Any, source: str) -> Iterator[Any]:
+    """A file of `datasets`: an Arrow stream, or the file format."""
+    with pyarrow.memory_map(source) as mapped:
+        try:
+            yield from pyarrow.ipc.open_stream(mapped)
+        except pyarrow.ArrowInvalid:
+            mapped.seek(0)
+            file = pyarrow.ipc.open_file(mapped)
+            for index in range(file.num_record_batches):
+                yield file.get_batch(index)
+
+
+__all__ = ["MAX_ROW_BYTES", "STDIN", "Advance", "Row", "expand", "read_rows"]

@@ -1,0 +1,152 @@
+"""Lengths in tokens and faults of the template, by the real tokenizer of a model directory (S3, S4).
+
+`tokenizers` alone gives tokens; the chat template needs transformers. Neither is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.data_shapes import Messages, joined
+
+_NO_LIMIT = 1_000_000  # transformers writes 1e30 for "no limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One sample in tokens: all of them, those of the prompt, and what is wrong as (code, text)."""
+
+    total: int
+    prompt: int
+    faults: tuple[tuple[str, str], ...] = ()
+
+
+class Encoder:
+    """A tokenizer, with its chat template where transformers is importable."""
+
+    def __init__(self, directory: Path) -> None:
+        """Load it from the directory alone, never from a network. Raises `SentinelError`."""
+        if not directory.is_dir():
+            raise SentinelError(f"no tokenizer in {directory}: give the directory of a model or tokenizer")
+        self._rich: Any = None
+        self._plain: Any = None
+        try:
+            self._rich = import_module("transformers").AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True
+            )
+        except ImportError:
+            self._plain = _plain(directory)
+        except Exception as error:  # noqa: BLE001 - whatever a foreign loader raises about a foreign file
+            try:
+                self._plain = _plain(directory)
+            except SentinelError:
+                reason = " ".join(str(error).split())[:200]
+                raise SentinelError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
+        self.limit = _limit(directory, self._rich)
+        self.special_tokens = self._special_tokens()
+        template = getattr(self._rich, "chat_template", None)
+        self.has_template = bool(template)
+        self.bos: int | None = getattr(self._rich, "bos_token_id", None)
+
+    def notes(self) -> tuple[str, ...]:
+        """What is worth knowing about the tokenizer itself."""
+        out = []
+        if self._rich is None:
+            out.append("transformers is not usable here: lengths are without the chat template")
+        else:
+            if self._rich.pad_token_id is not None and self._rich.pad_token_id == self._rich.eos_token_id:
+                out.append("the padding token is the end token: a trainer that masks by id hides the end from the loss")
+            if self._rich.pad_token_id is None:
+                out.append("the tokenizer has no padding token: the trainer must choose one")
+            if self._rich.padding_side != "left":
+                out.append(f"padding side is {self._rich.padding_side}; generation in batches needs left (TRL sets it)")
+        return tuple(out)
+
+    def encode(self, samples: Sequence[tuple[Messages, Messages]]) -> list[Tokens]:
+        """Count tokens of (prompt, response) as the trainer would make them, without truncation."""
+        prompts, faults, templated = [], [], []
+        for prompt, _ in samples:
+            chat = bool(prompt) and bool(prompt[0][0])
+            text, wrong = self._render(prompt) if chat else (joined(prompt) if prompt else "", "")
+            prompts.append(text)
+            templated.append(chat and self.has_template)
+            faults.append([("template", wrong)] if wrong else [])
+        ids = self._ids(prompts)
+        answers = [index for index, (_, response) in enumerate(samples) if response]
+        lengths = dict(zip(answers, map(len, self._ids([joined(samples[i][1]) for i in answers])), strict=True))
+        out = []
+        for index, row in enumerate(ids):
+            if self.bos is not None and templated[index] and list(row[:2]) == [self.bos, self.bos]:
+                faults[index].append(("doubled-bos", prompts[index]))
+            if not len(row) and prompts[index] and not prompts[index].isspace():
+                faults[index].append(("empty-prompt", "nothing is left of it after tokenisation"))
+            out.append(Tokens(len(row) + lengths.get(index, 0), len(row), tuple(faults[index])))
+        return out
+
+    def _render(self, prompt: Messages) -> tuple[str, str]:
+        if not self.has_template:
+            return joined(prompt), ""
+        chat = [{"role": role, "content": text} for role, text in prompt]
+        try:
+            text = self._rich.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
+            return joined(prompt), f"{type(error).__name__}: {error}"
+        return str(text), ""
+
+    def _ids(self, texts: list[str]) -> list[Sequence[int]]:
+        if not texts:
+            return []
+        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # surrogates are told elsewhere
+        if self._plain is not None:
+            return [one.ids for one in self._plain.encode_batch(texts)]
+        fast = getattr(self._rich, "backend_tokenizer", None)
+        if fast is not None and hasattr(fast, "encode_batch_fast"):
+            fast.no_truncation()
+            fast.no_padding()
+            return [one.ids for one in fast.encode_batch_fast(texts)]
+        return list(self._rich(texts, truncation=False, padding=False, verbose=False)["input_ids"])
+
+    def _special_tokens(self) -> tuple[str, ...]:
+        if self._rich is not None:
+            return tuple(str(token) for token in self._rich.all_special_tokens)
+        added = self._plain.get_added_tokens_decoder()
+        return tuple(token.content for token in added.values() if token.special)
+
+
+def _plain(directory: Path) -> Any:
+    try:
+        tokenizers = import_module("tokenizers")
+    except ImportError as error:
+        raise SentinelError(
+            "--tokenizer needs transformers or tokenizers, and neither is installed here: pip install tokenizers"
+        ) from error
+    path = directory / "tokenizer.json"
+    try:
+        found = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise SentinelError(f"{path} cannot be loaded: {error}; give the directory of a model or tokenizer") from error
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+def _limit(directory: Path, tokenizer: Any) -> int | None:
+    """The model's own limit: positions of its config, else what the tokenizer was saved with."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        positions = config.get("max_position_embeddings")
+        if isinstance(positions, int) and positions > 0:
+            return positions
+    except (OSError, ValueError, AttributeError):
+        pass
+    saved = getattr(tokenizer, "model_max_length", None)
+    return int(saved) if isinstance(saved, (int, float)) and 0 < saved < _NO_LIMIT else None
+
+
+__all__ = ["Encoder", "Tokens"]
