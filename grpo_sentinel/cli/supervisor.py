@@ -25,7 +25,8 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
               signal.SIGCONT, signal.SIGWINCH)  # fmt: skip
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOOK_SECONDS = 0.1
-_RESTARTS = 3
+_RESTARTS = 3  # in a row: a sidecar that has run for a while since earns them anew, over runs of weeks
+_STEADY_SECONDS = 60.0
 _CLOSE_SECONDS = 15.0
 
 
@@ -37,11 +38,13 @@ class Sidecar:
         self._process: subprocess.Popen[bytes] | None = None
         self._launcher_pid = 0
         self._restarts = 0
+        self._started = 0.0
         self._due = 0.0
 
     def start(self, launcher_pid: int) -> None:
         """Start it beside the command with pid `launcher_pid`; a failure is said."""
         self._launcher_pid = launcher_pid
+        self._started = time.monotonic()
         environment = {key: value for key, value in os.environ.items() if key != "GRPO_SENTINEL"}
         try:
             self._process = subprocess.Popen(
@@ -54,21 +57,25 @@ class Sidecar:
             say(f"the sidecar could not be started ({error.strerror}); training goes on unwatched")
 
     def look(self) -> None:
-        """Start it again if it died, at most a few times."""
+        """Start it again if it died, at most a few times in a row."""
         process = self._process
         if process is None or process.poll() is None:
             return
         now = time.monotonic()
+        if self._due:
+            if now >= self._due:
+                self._due = 0.0
+                self.start(self._launcher_pid)
+            return
+        if now - self._started >= _STEADY_SECONDS:
+            self._restarts = 0
         if self._restarts >= _RESTARTS:
             say(f"the sidecar ended ({describe(process.returncode)}) {_RESTARTS + 1} times; training goes on unwatched")
             self._process = None
-        elif not self._due:
-            self._restarts += 1
-            self._due = now + 0.5 * self._restarts
-            say(f"the sidecar ended ({describe(process.returncode)}); it is started again, training goes on")
-        elif now >= self._due:
-            self._due = 0.0
-            self.start(self._launcher_pid)
+            return
+        self._restarts += 1
+        self._due = now + 0.5 * self._restarts
+        say(f"the sidecar ended ({describe(process.returncode)}); it is started again, training goes on")
 
     @property
     def running(self) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from run_support import HERE, Started, cli, directory_of, until
 
+from grpo_sentinel.cli import supervisor
 from grpo_sentinel.daemon.claim import read_note
 
 FAKE = HERE / "fake_trainer.py"
@@ -159,6 +160,26 @@ def test_kill_9_of_the_sidecar_leaves_training_alone_and_starts_it_again(started
     process.terminate()
     assert process.wait(30) == 128 + signal.SIGTERM
     assert "started again, training goes on" in (process.stderr.read() if process.stderr else "")
+
+
+@pytest.mark.parametrize(("steady", "starts"), [(60.0, 4), (0.0, 6)])
+def test_a_sidecar_that_dies_is_started_three_times_in_a_row_and_anew_when_it_had_been_steady(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steady: float, starts: int
+) -> None:
+    monkeypatch.setattr(supervisor, "_STEADY_SECONDS", steady)
+    told: list[str] = []
+    monkeypatch.setattr(supervisor, "say", told.append)
+    note = tmp_path / "starts"
+    sidecar = supervisor.Sidecar(["sh", "-c", f"echo . >> {note}"])
+    sidecar.start(os.getpid())
+
+    def done() -> bool:
+        sidecar.look()
+        return "unwatched" in told[-1] or note.read_text().count(".") >= starts if told else False
+
+    until(done)
+    assert note.read_text().count(".") == starts
+    sidecar.end()
 
 
 def test_kill_9_of_the_launcher_leaves_no_sidecar_behind_for_ever(started: Started, config: Path) -> None:
