@@ -33,7 +33,8 @@ def short_traceback(error: BaseException, limit: int = 6) -> str:
 class Guard:
     """Runs probes by name. `seconds` is the self time so far; a nested call counts once."""
 
-    def __init__(self, *, strict: bool = False) -> None:
+    def __init__(self, *, strict: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.off: dict[str, str] = {}
         self.errors = 0
         self.seconds = 0.0
@@ -59,7 +60,7 @@ class Guard:
     def _call(
         self, probe: str, switch_off: bool, function: Callable[..., Result], args: Any, kwargs: Any
     ) -> Result | None:
-        started = time.perf_counter()
+        started = self._clock()
         self._depth += 1
         try:
             return function(*args, **kwargs)
@@ -71,7 +72,7 @@ class Guard:
         finally:
             self._depth -= 1
             if self._depth == 0:
-                self.seconds += time.perf_counter() - started
+                self.seconds += self._clock() - started
 
     def charge(self, seconds: float) -> None:
         """Add self time that was spent outside of `run`."""

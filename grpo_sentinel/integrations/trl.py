@@ -113,7 +113,7 @@ class GrpoFeed(TrainerFeed):
         if whole:
             facts.update(self.agent.guard.run("groups", self.agent.observer.groups, prompts, completions) or {})
         for name, function in zip(self._reward_names(None), self.trainer.reward_funcs, strict=False):
-            if isinstance(function, torch.nn.Module):
+            if isinstance(function, torch.nn.Module) and self.agent.observer.full:
                 facts.update(self.agent.guard.run("reward model", observe_model, name, function) or {})
         return facts
 

@@ -142,3 +142,59 @@ def test_a_halt_request_mild_actions_are_left_to_the_sidecar(loop):
     write_control(watched.directory, ControlWord(request_id=9, action=Action.STACKS))
     assert not watched.step().halt
     assert watched.segment().ack is None
+
+
+def test_above_its_share_the_agent_thins_what_is_costly_says_so_once_and_keeps_every_check(loop):
+    watched = loop(overhead_share=1e-9, overhead_floor_seconds=1e-9)
+    for _ in range(70):
+        watched.step()
+    watched.step(float("nan"))
+    segment = watched.segment()
+    steps = segment.steps()
+    every = [steps[step]["sentinel.sampling_every"] for step in sorted(steps)]
+    assert every[0] == 1
+    assert every[-1] == 64
+    assert [step for step in steps if step > 40 and "gradient.abs_p95" in steps[step]] == [64]
+    assert [step for step in steps if step > 40 and "optimizer.update_ratio" in steps[step]] == [64]
+    for checked in ("gradient.nonfinite_tensors", "gradient.norm_local", "optimizer.nonfinite_weights"):
+        assert all(checked in values for values in steps.values()), "exempt"
+    assert all(steps[step]["optimizer.step_applied"] == 1 for step in range(1, 71))
+    notes = [note for note in segment.of("note") if note.get("what") == "sampling"]
+    assert [note["every"] for note in notes] == [2]
+    assert notes[0]["self_seconds"] > notes[0]["allowed_seconds"]
+    assert [event["step"] for event in segment.of("skip")] == [71]
+    assert steps[71]["gradient.nonfinite_tensors"] == 2
+
+
+def test_a_cheap_enough_agent_is_never_thinned(loop):
+    watched = loop(overhead_share=1.0, overhead_floor_seconds=10.0)
+    for _ in range(20):
+        watched.step()
+    segment = watched.segment()
+    assert {values["sentinel.sampling_every"] for values in segment.steps().values()} == {1}
+    assert segment.of("note") == []
+
+
+def test_without_a_ring_nothing_is_read_but_the_gate_still_judges(tmp_path, monkeypatch):
+    from grpo_sentinel.agent import entry, observing
+
+    def full(*args, **kwargs):
+        raise OSError("no space left")
+
+    def never(*args, **kwargs):
+        raise AssertionError("read for nobody")
+
+    for probe in (observing.gradient_probe, observing.policy_probe, observing.data_probe, observing.reward_probe):
+        monkeypatch.setattr(probe, "observe", never)
+    monkeypatch.setattr(observing.OptimizerProbe, "after_step", never)
+    monkeypatch.setattr(observing.MemoryProbe, "observe", never)
+    monkeypatch.setattr(entry, "RankWriter", full)
+    watched = Loop(tmp_path, monkeypatch)
+    watched.agent.observe_data(input_ids=torch.ones(2, 2, dtype=torch.long))
+    watched.agent.observe_rewards({"a": [1.0, 0.0]})
+    watched.agent.observe_policy(loss=torch.tensor(1.0))
+    assert not watched.step().skipped
+    before = watched.net.weight.detach().clone()
+    assert watched.step(float("nan")).skipped
+    assert torch.equal(before, watched.net.weight)
+    watched.agent.close()

@@ -59,11 +59,17 @@ def test_keyboard_interrupt_is_not_ours_to_swallow():
 
 
 def test_nested_calls_count_their_time_once():
-    guard = Guard()
-    guard.run("outer", lambda: [guard.run("inner", lambda: sum(range(200_000))) for _ in range(3)])
-    outer = guard.seconds
-    guard.run("inner", lambda: sum(range(600_000)))
-    assert guard.seconds < outer * 2.5
+    now = [0.0]
+
+    def pass_time(seconds):
+        now[0] += seconds
+
+    guard = Guard(clock=lambda: now[0])
+    guard.run("outer", lambda: [pass_time(1), *(guard.run("inner", pass_time, 2) for _ in range(3))])
+    assert guard.seconds == 7
+    guard.charge(0.5)
+    guard.exempt(3)
+    assert guard.seconds == 4.5
 
 
 def test_the_null_agent_has_every_public_method_of_the_agent():
