@@ -98,17 +98,11 @@ class LogWatch:
             context={"source": "log", "formats": sorted(self._reader.formats)},
             notes=("read from a log: there is no agent, so nothing can be asked of this run",),
         )  # fmt: skip
-        self._publish(
-            SinkBatch(
-                run_id=self.run_id,
-                node=self.node,
-                wall_ns=wall_ns,
-                records=tuple(self._records),
-                events=tuple(self._events),
-                findings=tuple(self._findings),
-                snapshot=self.snapshot,
-            )  # fmt: skip
-        )
+        batch = SinkBatch(
+            run_id=self.run_id, node=self.node, wall_ns=wall_ns, records=tuple(self._records),
+            events=tuple(self._events), findings=tuple(self._findings), snapshot=self.snapshot,
+        )  # fmt: skip
+        self._publish(batch)
         self._records.clear()
         self._events.clear()
         self._findings.clear()

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.names import canonical
@@ -56,7 +57,40 @@ def number(text: str) -> float | None:
 
 
 def _pairs(text: str) -> dict[str, float | None]:
+    """Read the pairs of a printed dictionary: as JSON where a few replacements make it so, else pair by pair."""
+    end = text.rfind("}")
+    if text.startswith("{") and end > 0 and "(" not in text and "{" not in text[1:]:
+        body = text[: end + 1].replace("'", '"').replace(": nan", ": NaN").replace("None", "null")
+        if "inf" in body:
+            body = body.replace(": inf", ": Infinity").replace(": -inf", ": -Infinity")
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return {name: value for name, given in found.items() if (value := _number(given)) is not _NO_NUMBER}
     return {m[2]: number(m[4]) for m in _PAIR.finditer(text)}
+
+
+_NO_NUMBER = -1e-323  # no trainer prints this subnormal
+
+
+def _number(given: Any) -> float | None:
+    """Read a value of JSON: numbers, also as text, and null; anything else gives `_NO_NUMBER`."""
+    if given is None or isinstance(given, float):
+        return given
+    if isinstance(given, int) and not isinstance(given, bool):
+        return float(given) if -_HUGE < given < _HUGE else math.copysign(math.inf, given)
+    if isinstance(given, str):
+        if given in ("null", "None"):
+            return None
+        if _NUMBER_TEXT.fullmatch(given):
+            return number(given)
+    return _NO_NUMBER
+
+
+_HUGE = 10**300
+_NUMBER_TEXT = re.compile(_NUMBER)
 
 
 _TRAIN_KEYS = (
@@ -138,6 +172,13 @@ def parse_verl(line: Line) -> Row | None:
         return None
     raw: dict[str, float | None] = {}
     for part in found[2].split(" - "):
+        name, colon, value = part.partition(":")
+        if colon:
+            try:
+                raw[name.strip()] = float(value)
+                continue
+            except ValueError:
+                pass
         pair = _VERL_PAIR.match(part.strip())
         if pair:
             inner = _NUMBER_ONLY.match(pair[2])
@@ -185,13 +226,14 @@ def parse_deepspeed_chat(line: Line) -> Row | None:
 
 
 _PLAIN_STEP = re.compile(r"(?:^|\b)(?:step|iter(?:ation)?|epoch)\s*[:=]?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.IGNORECASE)
+_PLAIN_GATE = re.compile(r"(?:loss|grad_norm|reward)[\w/.]*\s*[=:]\s*[-+.\dnNiI]")
 _PLAIN_PAIR = re.compile(rf"\b([A-Za-z][\w/.]*)\s*[=:]\s*({_NUMBER})(?:\s*\(({_NUMBER})\))?(?![\w.])")
 
 
 def parse_plain(line: Line) -> Row | None:
     """A plain loop: `step 10/611  loss=12.1181  lr=1.97e-04`, and AMP's `grad_norm: 0.3922 (nan)` (value, mean)."""
     text = line.text
-    if "loss" not in text and "grad_norm" not in text and "reward" not in text:
+    if _PLAIN_GATE.search(text) is None:
         return None
     raw = {m[1]: number(m[2]) for m in _PLAIN_PAIR.finditer(text) if m[1].lower() not in ("step", "epoch", "iter")}
     raw = {name: value for name, value in raw.items() if canonical(name) or "loss" in name}
@@ -213,16 +255,20 @@ def parse_table(line: Line) -> Row | None:
     return _row("table", line, int(parts[0]), {"loss": values[0]})
 
 
-PARSERS: tuple[Callable[[Line], Row | None], ...] = (
-    parse_openrlhf,
-    parse_slime,
-    parse_verl,
-    parse_megatron,
-    parse_deepspeed_chat,
-    parse_dict,
-    parse_plain,
+PARSERS: tuple[tuple[str, Callable[[Line], Row | None]], ...] = (
+    ("lobal step ", parse_openrlhf),
+    ("step ", parse_slime),
+    ("step:", parse_verl),
+    ("iteration", parse_megatron),
+    ("act_loss:", parse_deepspeed_chat),
+    ("losses/total_loss:", parse_deepspeed_chat),
+    ("average reward score:", parse_deepspeed_chat),
+    ("{", parse_dict),
+    ("loss", parse_plain),
+    ("grad_norm", parse_plain),
+    ("reward", parse_plain),
 )
-"""Most specific first: the first that gives a row wins."""
+"""What a line must hold for a parser to be asked; most specific first, the first that gives a row wins."""
 
 
 def _row(name: str, line: Line, step: int | None, raw: dict[str, float | None], total: int | None = None) -> Row:
@@ -275,11 +321,12 @@ class RowReader:
             bar = _BAR.search(text)
             if bar:
                 self.bars[line.source] = (int(bar[1]), int(bar[2]))
-        for parse in PARSERS:
-            row = parse(line)
-            if row is not None:
-                yield self._with_bar(row)
-                return
+        for needle, parse in PARSERS:
+            if needle in text:
+                row = parse(line)
+                if row is not None:
+                    yield self._with_bar(row)
+                    return
 
     def flush(self, source: str | None = None) -> Iterator[Row]:
         """Give what is still being joined, at the end of the log."""
