@@ -9,6 +9,7 @@ meta, quantised, integer    -> None: unread, counted as such, never taken for ze
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+@lru_cache(maxsize=65536)
 def plain_name(name: str) -> str:
     """Take the wrappers of DDP, FSDP, checkpointing and torch.compile out of a parameter's name."""
     for wrapper in _WRAPPERS[:3]:
@@ -37,12 +39,12 @@ def local(tensor: Any) -> torch.Tensor:
 def flat(tensor: Any) -> torch.Tensor | None:
     """View the local part of a tensor as one dimension, floating or complex; None when it cannot be read.
 
-    The view shares memory with the tensor (a copy only for sparse, expanded and gapped ones) and must not outlive the
+    To be called without autograd. The view shares memory with the tensor (a copy only for sparse, expanded and gapped ones) and must not outlive the
     call that made it.
     """
     if type(tensor) in _PLAIN_TYPES and tensor.dtype in _PLAIN_DTYPES and tensor.layout is torch.strided:
         if tensor.is_contiguous() and not tensor.is_meta:
-            return tensor.detach().view(-1)  # nearly every tensor there is: the checks below cost more than the view
+            return tensor.view(-1)  # nearly every tensor there is: the checks below cost more than the view
     elif getattr(tensor, "is_meta", False):
         return None
     here = local(tensor)
@@ -57,11 +59,6 @@ def flat(tensor: Any) -> torch.Tensor | None:
     if _is_permuted(here):
         return _real_bits(torch.as_strided(here, (here.numel(),), (1,)))
     return _real_bits(here).reshape(-1)
-
-
-def is_sparse(tensor: Any) -> bool:
-    """Tell whether a tensor is stored sparsely."""
-    return bool(getattr(tensor, "layout", torch.strided) != torch.strided)
 
 
 def _is_permuted(tensor: torch.Tensor) -> bool:

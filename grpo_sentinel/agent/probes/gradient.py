@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from grpo_sentinel.agent.probes import norms, sample
-from grpo_sentinel.agent.probes.flat import flat, is_sparse, local, plain_name
+from grpo_sentinel.agent.probes.flat import flat, local, plain_name
 from grpo_sentinel.agent.probes.pack import Harvest, NonFinite, Pack, Part, vector
 
 _BLOCK = re.compile(r"^(.*?\.\d+)\.")
@@ -76,8 +76,9 @@ def observe(
         if id(parameter) in seen:
             continue
         seen.add(id(parameter))
-        if parameter.grad is not None:
-            named.append((name, parameter.grad))
+        gradient = parameter.grad
+        if gradient is not None:
+            named.append((name, gradient))
         elif parameter.requires_grad:
             missing += 1
     return observe_tensors(
@@ -115,8 +116,10 @@ def observe_tensors(
             if view is None:
                 facts["gradient.unread_tensors"] += 1
                 continue
-            facts["gradient.sparse_tensors"] += is_sparse(gradient)
-            shards = shards or hasattr(gradient, "to_local")
+            if gradient.layout is not torch.strided:
+                facts["gradient.sparse_tensors"] += 1
+            if type(gradient) is not torch.Tensor:
+                shards = shards or hasattr(gradient, "to_local")
             names.append(plain_name(name))
             flats.append(view)
         extremes = norms.read(flats)
