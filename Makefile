@@ -27,7 +27,7 @@ STEPS ?=
 # for example: make test PYTEST_ARGS="-n 2 --dist loadfile"
 PYTEST_ARGS ?=
 
-.PHONY: help demo test slow lint types bench docs docs-check clean system-packages
+.PHONY: help demo test test-light slow lint types bench docs docs-check clean system-packages
 
 help:
 	@sed -n '3,6s/^#  *//p' Makefile
@@ -62,6 +62,13 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test system-packages
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+# what needs no torch (protocol, rules, history, sinks, daemon, command line), on any Python: make test-light PYTHON=python3.13
+LIGHT = build/light-$(notdir $(PYTHON))
+test-light:
+	@test -x $(LIGHT)/bin/python || $(PYTHON) -m venv $(LIGHT)
+	@$(LIGHT)/bin/python -m pip --disable-pip-version-check install --no-input $(QUIET) -c $(CONSTRAINTS) -e '.[test]'
+	$(LIGHT)/bin/python -m pytest -m 'not torch and not slow and not gpu and not nightly' $(PYTEST_ARGS)
 
 slow: $(VENV)/.test system-packages
 	$(PY) -m pytest -m 'slow and not gpu and not nightly' $(PYTEST_ARGS)
