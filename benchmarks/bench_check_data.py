@@ -67,7 +67,7 @@ def _with_tokenizer(record: Record, path: Path, directory: Path) -> None:
     texts = [encoder._render([(one["role"], one["content"]) for one in row])[0] for row in rows]
     began = time.perf_counter()
     for start in range(0, len(texts), 256):
-        encoder._ids(texts[start : start + 256])
+        encoder._ids(texts[start : start + 256], special=False)
     own = len(rows) / (time.perf_counter() - began)
     rate = len(rows) / _seconds(path, directory)
     record("check_data_samples_per_s_tokenized", rate, "1/s", peer="tokenizer alone, same texts and batches",

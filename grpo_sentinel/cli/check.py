@@ -9,6 +9,9 @@ import click
 _CHECKS: dict[str, tuple[str, str]] = {
     "checkpoint": ("grpo_sentinel.cli.check_checkpoint:checkpoint", "Can a restart use this checkpoint?"),
     "data": ("grpo_sentinel.cli.check_data:data", "Are these samples fit to be trained on?"),
+    "reward": ("grpo_sentinel.cli.check_reward:reward", "Is this reward function or model sane?"),
+    "environment": ("grpo_sentinel.cli.check_environment:environment", "Will this node and installation carry a run?"),
+    "config": ("grpo_sentinel.cli.check_config:config", "Will these settings train, and survive a halt?"),
 }
 
 

@@ -77,12 +77,18 @@ class Encoder:
             prompts.append(text)
             templated.append(chat and self.has_template)
             faults.append([("template", wrong)] if wrong else [])
-        ids = self._ids(prompts)
+        ids: list[Sequence[int]] = [()] * len(prompts)
+        for chat in (True, False):  # a template writes its own BOS; trainers add none to what it gives
+            places = [index for index, one in enumerate(templated) if one is chat]
+            for index, row in zip(places, self._ids([prompts[i] for i in places], special=not chat), strict=True):
+                ids[index] = row
         answers = [index for index, (_, response) in enumerate(samples) if response]
-        lengths = dict(zip(answers, map(len, self._ids([joined(samples[i][1]) for i in answers])), strict=True))
+        lengths = dict(
+            zip(answers, map(len, self._ids([joined(samples[i][1]) for i in answers], special=False)), strict=True)
+        )
         out = []
         for index, row in enumerate(ids):
-            if self.bos is not None and templated[index] and list(row[:2]) == [self.bos, self.bos]:
+            if self.bos is not None and list(row[:2]) == [self.bos, self.bos]:
                 faults[index].append(("doubled-bos", prompts[index]))
             if not len(row) and prompts[index] and not prompts[index].isspace():
                 faults[index].append(("empty-prompt", "nothing is left of it after tokenisation"))
@@ -99,18 +105,19 @@ class Encoder:
             return joined(prompt), f"{type(error).__name__}: {error}"
         return str(text), ""
 
-    def _ids(self, texts: list[str]) -> list[Sequence[int]]:
+    def _ids(self, texts: list[str], *, special: bool) -> list[Sequence[int]]:
         if not texts:
             return []
         texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # surrogates are told elsewhere
         if self._plain is not None:
-            return [one.ids for one in self._plain.encode_batch(texts)]
+            return [one.ids for one in self._plain.encode_batch(texts, add_special_tokens=special)]
         fast = getattr(self._rich, "backend_tokenizer", None)
         if fast is not None and hasattr(fast, "encode_batch_fast"):
             fast.no_truncation()
             fast.no_padding()
-            return [one.ids for one in fast.encode_batch_fast(texts)]
-        return list(self._rich(texts, truncation=False, padding=False, verbose=False)["input_ids"])
+            return [one.ids for one in fast.encode_batch_fast(texts, add_special_tokens=special)]
+        rows = self._rich(texts, truncation=False, padding=False, verbose=False, add_special_tokens=special)
+        return list(rows["input_ids"])
 
     def _special_tokens(self) -> tuple[str, ...]:
         if self._rich is not None:

@@ -1,0 +1,89 @@
+"""`check config`: our own settings, or a trainer's JSON or YAML (TRL, verl, OpenRLHF, DeepSpeed)."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_sentinel.config import Config, load_config
+from grpo_sentinel.errors import ConfigError, SentinelError
+from grpo_sentinel.preflight.config_check_names import Settings, flatten, recognise_trainer
+from grpo_sentinel.preflight.config_check_trainer import check_trainer
+from grpo_sentinel.preflight.look import Level
+from grpo_sentinel.preflight.report import CheckReport, Fault, gravest_first
+from grpo_sentinel.rules import load_rules
+
+
+def check_config(path: Path, *, world_size: int | None = None) -> CheckReport:
+    """Check one file; `world_size` is the number of ranks, for the geometry of batches. Raises `SentinelError`."""
+    began = time.monotonic()
+    body = read_mapping(path)
+    if set(body) & set(Config.model_fields):
+        faults, notes, looked, facts, not_seen = _own(path)
+    else:
+        settings = recognise_trainer(flatten(body), str(path))
+        if world_size is not None:
+            settings.values["world_size"] = world_size
+        faults, notes = check_trainer(settings)
+        looked = [f"{settings.trainer} settings: {', '.join(sorted(settings.values))}"]
+        facts = {"trainer": settings.trainer, "settings": dict(settings.values)}
+        not_seen = _not_seen(settings)
+    return CheckReport(
+        kind="config", subject=str(path), looked_at=tuple(looked), not_seen=tuple(not_seen),
+        faults=gravest_first(faults), notes=tuple(notes), facts=facts, seconds=time.monotonic() - began,
+    )  # fmt: skip
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read JSON or YAML (JSON is YAML). Raises `SentinelError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        body = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SentinelError(f"cannot read {path}: {error}; give a readable JSON or YAML file") from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise SentinelError(f"{path}: not valid JSON or YAML: {' '.join(str(error).split())}; correct it") from error
+    if not isinstance(body, dict) or not body:
+        raise SentinelError(f"{path}: expected a mapping of settings, got {type(body).__name__}")
+    return {str(key): value for key, value in body.items()}
+
+
+def _own(path: Path) -> tuple[list[Fault], list[str], list[str], dict[str, object], list[str]]:
+    notes: list[str] = []
+    try:
+        config = load_config(path)
+        rules = load_rules(config.rules)
+    except ConfigError as error:
+        fault = Fault(
+            level=Level.BROKEN, code="own-config", where=str(path), message=str(error), remedy="correct the file"
+        )
+        return [fault], notes, ["grpo-sentinel settings"], {}, []
+    if not config.halting.enabled or config.halting.dry_run:
+        notes.append("halting is off or only said (halting.enabled, halting.dry_run): no rule stops the run")
+    if not config.agent.enabled:
+        notes.append("the agent is off (agent.enabled): nothing is seen inside the trainer")
+    if config.agent.gate == "off":
+        notes.append("the gate is off (agent.gate): a non-finite gradient reaches the weights")
+    facts: dict[str, object] = {"rules": len(rules)}
+    return [], notes, [f"grpo-sentinel settings and {len(rules)} rules"], facts, []
+
+
+def _not_seen(settings: Settings) -> list[str]:
+    out = []
+    if "world_size" not in settings.values:
+        out.append("batch geometry over all ranks (--world-size N): one rank is assumed")
+    for name, what in (
+        ("learning_rate", "learning rate"),
+        ("group_size", "group size"),
+        ("save_strategy", "when it saves"),
+    ):
+        if name not in settings.values and not (name == "save_strategy" and "save_steps" in settings.values):
+            out.append(f"{what}: the file does not say it, the trainer's default holds")
+    return out
+
+
+__all__ = ["check_config", "read_mapping"]

@@ -1,0 +1,107 @@
+"""Settings of trainers under one name each: what TRL, verl, OpenRLHF and DeepSpeed call the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_sentinel.errors import SentinelError
+
+_TRL = {
+    "per_device_train_batch_size": "micro_batch", "gradient_accumulation_steps": "accumulation",
+    "num_generations": "group_size", "generation_batch_size": "generation_batch",
+    "steps_per_generation": "steps_per_generation", "epsilon": "epsilon", "epsilon_high": "epsilon_high",
+    "beta": "beta", "learning_rate": "learning_rate", "lr_scheduler_type": "schedule", "warmup_steps": "warmup_steps",
+    "warmup_ratio": "warmup_ratio", "max_steps": "total_steps", "save_strategy": "save_strategy",
+    "save_steps": "save_steps", "save_total_limit": "save_limit", "save_only_model": "save_only_model",
+    "temperature": "temperature", "max_grad_norm": "max_grad_norm", "fp16": "fp16", "use_peft": "use_peft",
+    "world_size": "world_size", "logging_nan_inf_filter": "nan_filter", "scale_rewards": "scale_rewards",
+}  # fmt: skip
+_VERL = {
+    "data.train_batch_size": "prompts", "actor_rollout_ref.rollout.n": "group_size",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "mini_batch_prompts",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "micro_batch",
+    "actor_rollout_ref.actor.use_dynamic_bsz": "dynamic_batch", "actor_rollout_ref.actor.clip_ratio": "epsilon",
+    "actor_rollout_ref.actor.clip_ratio_high": "epsilon_high", "actor_rollout_ref.actor.kl_loss_coef": "beta",
+    "actor_rollout_ref.actor.optim.lr": "learning_rate", "actor_rollout_ref.actor.grad_clip": "max_grad_norm",
+    "actor_rollout_ref.rollout.temperature": "temperature", "trainer.save_freq": "save_steps",
+    "trainer.total_training_steps": "total_steps", "trainer.max_actor_ckpt_to_keep": "save_limit",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": "warmup_steps",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": "warmup_ratio", "algorithm.adv_estimator": "algorithm",
+}  # fmt: skip
+_OPENRLHF = {
+    "n_samples_per_prompt": "group_size", "train_batch_size": "train_batch", "micro_train_batch_size": "micro_batch",
+    "rollout_batch_size": "prompts", "eps_clip": "epsilon", "eps_clip_low_high": "epsilon_pair",
+    "init_kl_coef": "beta", "actor_learning_rate": "learning_rate", "lr_scheduler": "schedule",
+    "lr_warmup_ratio": "warmup_ratio", "save_steps": "save_steps", "max_ckpt_num": "save_limit",
+    "temperature": "temperature", "max_norm": "max_grad_norm", "advantage_estimator": "algorithm",
+}  # fmt: skip
+_DEEPSPEED = {
+    "train_batch_size": "train_batch", "train_micro_batch_size_per_gpu": "micro_batch",
+    "gradient_accumulation_steps": "accumulation", "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate", "fp16.enabled": "fp16",
+}  # fmt: skip
+_TRAINERS: tuple[tuple[str, Mapping[str, str], tuple[str, ...]], ...] = (
+    ("verl", _VERL, ("actor_rollout_ref.", "algorithm.adv_estimator")),
+    ("DeepSpeed", _DEEPSPEED, ("zero_optimization.", "train_micro_batch_size_per_gpu")),
+    ("OpenRLHF", _OPENRLHF, ("n_samples_per_prompt", "micro_train_batch_size", "init_kl_coef")),
+    (
+        "TRL",
+        _TRL,
+        ("num_generations", "per_device_train_batch_size", "learning_rate", "lr_scheduler_type", "max_steps"),
+    ),
+)
+
+
+@dataclass(slots=True)
+class Settings:
+    """What a trainer's file says, under our names; `keys` gives the trainer's name of each."""
+
+    trainer: str
+    values: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+
+    def number(self, name: str) -> float | None:
+        """Give a setting as a number; None when it is missing, "auto", or no number."""
+        value = self.values.get(name)
+        if isinstance(value, bool):
+            return float(value)
+        try:
+            return float(value) if value is not None else None
+        except (TypeError, ValueError):
+            return None
+
+    def key(self, name: str) -> str:
+        """What the trainer calls it."""
+        return self.keys.get(name, name)
+
+
+def flatten(body: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """Join nested keys with dots."""
+    out: dict[str, Any] = {}
+    for key, value in body.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and depth < 16:
+            out.update(flatten(value, f"{name}.", depth + 1))
+        else:
+            out[name] = value
+    return out
+
+
+def recognise_trainer(flat: Mapping[str, Any], place: str) -> Settings:
+    """Find whose file it is and translate its names. Raises `SentinelError` when nobody's."""
+    for trainer, names, marks in _TRAINERS:
+        if any(key == mark or (mark.endswith(".") and key.startswith(mark)) for key in flat for mark in marks):
+            values = {ours: flat[theirs] for theirs, ours in names.items() if flat.get(theirs) is not None}
+            keys = {ours: theirs for theirs, ours in names.items() if theirs in flat}
+            if trainer == "verl" and {"trainer.n_gpus_per_node", "trainer.nnodes"} <= flat.keys():
+                values["world_size"] = int(flat["trainer.n_gpus_per_node"]) * int(flat["trainer.nnodes"])
+            return Settings(trainer, values, keys)
+    known = ", ".join(sorted(flat)[:8])
+    raise SentinelError(
+        f"{place}: these settings ({known}) are neither grpo-sentinel's nor those of TRL, verl, OpenRLHF or DeepSpeed"
+    )
+
+
+__all__ = ["Settings", "flatten", "recognise_trainer"]

@@ -1,0 +1,148 @@
+"""`check reward`: is this reward sane on real samples? State, scores, determinism, canaries, robustness, length.
+
+Scores are judged on the scale [-1, 1] of their range (S12, S15): the one given, else that of gold and wrong answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.data_shapes import (
+    MISSING,
+    Fields,
+    joined,
+    lookup,
+    recognise,
+    split_conversation,
+    texts_of,
+)
+from grpo_sentinel.preflight.data_sources import expand, read_rows
+from grpo_sentinel.preflight.report import CheckReport, gravest_first
+from grpo_sentinel.preflight.reward_cases import PERTURBATIONS, Perturbation
+from grpo_sentinel.preflight.reward_judge import RewardJudge
+from grpo_sentinel.preflight.reward_model import ModelScorer, load_model
+from grpo_sentinel.preflight.reward_target import FunctionScorer, Sample, Scorer, load_object
+from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardOptions:
+    """What the caller asks for; the limits are those of S12 to S15 on the scale [-1, 1]."""
+
+    fields: Fields = field(default_factory=Fields)
+    samples: int = 20
+    template: str = "{answer}"  # how a gold completion is written from the answer
+    low: float | None = None
+    high: float | None = None
+    max_std: float = 0.5
+    min_rank_correlation: float = 0.7
+    max_length: int = 2048  # characters: lengths are tried up to 1.1 times this
+    max_head_bias: float = 0.5
+    max_seconds_per_sample: float = 1.0
+    timeout_seconds: float = 60.0
+    perturbations: str = ""  # MODULE with PERTURBATIONS
+
+
+def check_reward(target: str, data: Sequence[str], options: RewardOptions | None = None) -> CheckReport:
+    """Check one reward function or model on samples of a data set. Raises `SentinelError`."""
+    options = options or RewardOptions()
+    began = time.monotonic()
+    gold = _samples(expand(list(data)), options)
+    perturbations = _perturbations(options.perturbations)
+    scorer = load_target(target)
+    trial = Trial(scorer, time.monotonic() + options.timeout_seconds)
+    judge = RewardJudge(trial, gold, options.low, options.high)
+    try:
+        judge.scores()
+        judge.determinism()
+        judge.canaries()
+        judge.perturbed(perturbations, options.max_std, options.min_rank_correlation)
+        judge.lengths(options.max_length, options.max_std)
+    except OutOfTime:
+        judge.note_timeout(options.timeout_seconds)
+    judge.calls(options.max_seconds_per_sample)
+    faults, facts, not_seen = judge.faults, judge.facts, list(judge.not_seen)
+    looked = [f"{len(gold)} samples, {trial.samples:,} scores in {trial.calls:,} calls", *judge.looked_at]
+    if isinstance(scorer, ModelScorer):
+        state = scorer.state()
+        faults += scorer.state_faults(state, options.max_head_bias)
+        facts["state"] = state
+        looked.append("state of the model: modes, dropouts, adapters, head")
+        if scorer.untouched:
+            not_seen.append("whether the trainer freezes the model: it was loaded here, not there")
+    return CheckReport(
+        kind="reward", subject=target, looked_at=tuple(looked), not_seen=tuple(not_seen), faults=gravest_first(faults),
+        facts=facts, seconds=time.monotonic() - began,
+    )  # fmt: skip
+
+
+def load_target(target: str) -> Scorer:
+    """Resolve a directory, or MODULE:NAME of a function or of a model with its `tokenizer` beside it."""
+    if Path(target).expanduser().is_dir():
+        return load_model(Path(target).expanduser())
+    found = load_object(target)
+    if hasattr(found, "named_modules") and hasattr(found, "config"):  # a torch module, without importing torch
+        tokenizer = load_object(f"{target.rpartition(':')[0]}:tokenizer")
+        return ModelScorer(target, found, tokenizer, untouched=False)
+    if not callable(found):
+        raise SentinelError(f"{target} is {type(found).__name__}, not a function; name a reward function or model")
+    return FunctionScorer(target, found)
+
+
+def _samples(sources: Sequence[str], options: RewardOptions) -> list[Sample]:
+    """The first samples that can be used: prompt, and a response or an answer."""
+    out: list[Sample] = []
+    for source in sources:
+        rows = read_rows(source)
+        first = [row for row in itertools.islice(rows, 64) if row.value is not None]
+        fields = recognise([row.value for row in first if row.value is not None], options.fields) if first else None
+        for row in itertools.chain(first, rows):
+            if len(out) >= options.samples:
+                return out
+            if row.value is not None and fields is not None:
+                sample = _sample(row.value, fields, options.template, f"{row.source}:{row.number}")
+                out += [sample] if sample is not None else []
+    if len(out) < 2:
+        raise SentinelError(
+            f"{', '.join(sources)}: {len(out)} samples with a prompt and a response or answer, and 2 or more are "
+            "needed; name the fields with --prompt, --response, --answer"
+        )
+    return out
+
+
+def _sample(row: Mapping[str, object], fields: Fields, template: str, place: str) -> Sample | None:
+    prompt, wrong = texts_of(_value(row, fields.prompt))
+    if wrong:
+        return None
+    if not fields.response and fields.prompt == "messages":
+        prompt, response = split_conversation(prompt)
+    else:
+        response = texts_of(_value(row, fields.response))[0] if fields.response else []
+    answer = _value(row, fields.answer) if fields.answer else None
+    text = "" if answer is None else str(answer)
+    completion = joined(response) if response else template.replace("{answer}", text) if text.strip() else ""
+    if not prompt or not completion.strip():
+        return None
+    return Sample(prompt=prompt, completion=completion, answer=text, place=place, columns=row)
+
+
+def _value(row: Mapping[str, object], name: str) -> object:
+    value = lookup(row, name)
+    return None if value is MISSING else value
+
+
+def _perturbations(module: str) -> Mapping[str, Sequence[Perturbation]]:
+    if not module:
+        return PERTURBATIONS
+    own = load_object(f"{module}:PERTURBATIONS")
+    if not isinstance(own, Mapping) or not all(callable(one) for one in own.values()):
+        raise SentinelError(f"{module}: PERTURBATIONS must map names to functions from text to text")
+    return {**PERTURBATIONS, **{str(name): (function,) for name, function in own.items()}}
+
+
+__all__ = ["RewardOptions", "check_reward", "load_target"]

@@ -1,0 +1,137 @@
+"""A reward model from a directory: how it was loaded, the state it is in (S9-S11, S14), and its scores.
+
+The state is read by the agent's own probe (`agent.probes.model_state`), so that the check before a run and the watch
+during it mean the same. torch and transformers are imported here only when a model is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.look import Level
+from grpo_sentinel.preflight.report import Fault
+from grpo_sentinel.preflight.reward_target import Sample
+
+_STATE = "grpo_sentinel.agent.probes.model_state"
+_NAME = "model"
+_B, _D = Level.BROKEN, Level.DOUBTFUL
+_STATES = (
+    ("model_training_modules", "training-mode", _B, "modules are in training mode", "call model.eval()"),
+    ("model_active_dropouts", "dropout", _B, "dropouts are active", "call model.eval()"),
+    ("model_trainable_parameters", "not-frozen", _D, "parameters are trainable", "call model.requires_grad_(False)"),
+    ("model_adapter_mismatch", "adapter", _B, "adapters are not active", "load the adapter and do not disable it"),
+    ("model_head_bias", "head-bias", _D, "is the bias of the head", "zero the bias, or centre the rewards"),
+)  # fmt: skip
+
+
+class ModelScorer:
+    """Scores with a sequence classifier; `untouched`: its modes are the loader's and say nothing of the trainer's."""
+
+    is_model = True
+
+    def __init__(
+        self, name: str, model: Any, tokenizer: Any, *, untouched: bool, load_faults: Sequence[Fault] = ()
+    ) -> None:
+        self.name = name
+        self.model, self._tokenizer = model, tokenizer
+        self.untouched = untouched
+        self.load_faults = tuple(load_faults)
+        self._torch = import_module("torch")
+
+    def score(self, samples: Sequence[Sample]) -> list[Any]:
+        """Score templated prompt and completion, padded to the longest, without autograd."""
+        texts = [self._text(sample) for sample in samples]
+        batch = self._tokenizer(
+            texts, return_tensors="pt", padding=len(texts) > 1, truncation=False, add_special_tokens=False
+        )
+        with self._torch.inference_mode():
+            logits = self.model(**{key: value for key, value in batch.items() if key != "token_type_ids"}).logits
+        return [float(value) for value in logits[:, 0].float().tolist()]
+
+    def _text(self, sample: Sample) -> str:
+        if getattr(self._tokenizer, "chat_template", None) and sample.prompt and sample.prompt[0][0]:
+            chat = [{"role": role, "content": text} for role, text in sample.prompt]
+            chat.append({"role": "assistant", "content": sample.completion})
+            return str(self._tokenizer.apply_chat_template(chat, tokenize=False))
+        return "".join(text for _, text in sample.prompt) + sample.completion
+
+    def state(self) -> dict[str, float]:
+        """Read modes, dropouts, trainable parameters, adapters and head bias with the agent's probe."""
+        observe = import_module(_STATE).observe_model
+        adapted = hasattr(self.model, "peft_config")
+        found = observe(_NAME, self.model, adapters=True if adapted else None)
+        return {name.partition("[")[0].rpartition(".")[2]: value for name, value in found.items()}
+
+    def state_faults(self, state: dict[str, float], max_head_bias: float) -> list[Fault]:
+        """Judge that state; frozen is not judged for a model that no trainer has prepared."""
+        out = list(self.load_faults)
+        for key, code, level, text, remedy in _STATES:
+            value = state.get(key, 0.0)
+            limit = max_head_bias if code == "head-bias" else 0.0
+            if value > limit and not (self.untouched and code == "not-frozen"):
+                out.append(
+                    Fault(level=level, code=code, where=self.name, message=f"{value:,.4g} {text}", remedy=remedy)
+                )
+        return out
+
+
+def load_model(directory: Path) -> ModelScorer:
+    """Load a reward model and its tokenizer from a directory, nothing from a network. Raises `SentinelError`."""
+    try:
+        transformers = import_module("transformers")
+        import_module("torch")
+    except ImportError as error:
+        raise SentinelError(
+            f"{directory} is a model: checking it needs torch and transformers, install 'grpo-sentinel[trl]'"
+        ) from error
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+                str(directory), local_files_only=True, output_loading_info=True
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SentinelError(f"{directory} cannot be loaded as a reward model: {reason}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return ModelScorer(
+        str(directory), model, tokenizer, untouched=True, load_faults=_load_faults(directory, model, tokenizer, info)
+    )
+
+
+def _load_faults(directory: Path, model: Any, tokenizer: Any, info: dict[str, Any]) -> list[Fault]:
+    out = []
+
+    def broken(code: str, message: str, remedy: str, examples: Sequence[str] = ()) -> None:
+        out.append(Fault(level=Level.BROKEN, code=code, where=str(directory), message=message, remedy=remedy,
+                         examples=tuple(examples)))  # fmt: skip
+
+    missing = sorted(info.get("missing_keys") or ())
+    if missing:
+        broken("weights-missing", f"{len(missing)} tensors are not in the checkpoint and were made at random",
+               "this is not a trained reward model, or its head was saved under another name", missing[:3])  # fmt: skip
+    if model.config.num_labels != 1:
+        broken("not-one-score", f"it gives {model.config.num_labels} numbers for a text, not one",
+               "train it with num_labels=1; only the first number is looked at here")  # fmt: skip
+    if getattr(model.config, "pad_token_id", None) is None:
+        broken("no-padding-token", "its config names no pad_token_id, so it cannot tell where a padded text ends",
+               "set pad_token_id in config.json to the tokenizer's")  # fmt: skip
+        model.config.pad_token_id = tokenizer.pad_token_id  # so that the rest can be looked at
+    elif tokenizer.pad_token_id != model.config.pad_token_id:
+        broken("padding-token", f"the tokenizer pads with {tokenizer.pad_token_id}, the model expects "
+               f"{model.config.pad_token_id}", "give both the same pad_token_id")  # fmt: skip
+    weights = [name for name, one in model.named_parameters() if not bool(one.isfinite().all())]
+    if weights:
+        broken("non-finite-weights", f"{len(weights)} tensors hold NaN or infinite numbers",
+               "use another checkpoint; grpo-sentinel check checkpoint names them all", weights[:3])  # fmt: skip
+    return out
+
+
+__all__ = ["ModelScorer", "load_model"]

@@ -1,0 +1,156 @@
+"""What `check reward` scores with: a reward function as TRL, verl or a person writes it, or a reward model.
+
+Naming a target runs its code, as the trainer would. Whatever it prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.data_shapes import Messages, joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One thing to score: prompt, completion, and the other columns of its row."""
+
+    prompt: Messages
+    completion: str
+    answer: str = ""
+    place: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Scorer(Protocol):
+    """Scores a batch: one number for each sample, None where the function abstains."""
+
+    name: str
+    is_model: bool
+
+    def score(self, samples: Sequence[Sample]) -> list[Any]:
+        """Score; raises what the target raises."""
+        ...
+
+
+class FunctionScorer:
+    """Calls a function with what its parameters ask for.
+
+    completions (TRL): all at once, columns as lists by name. solution_str (verl): one at a time with data_source,
+    ground_truth and extra_info. Anything else: one at a time, (prompt, completion[, answer]) in that order.
+    """
+
+    is_model = False
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self._function = function
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            parameters = inspect.signature(lambda prompt, completion: None).parameters
+        self._names = tuple(
+            name for name, one in parameters.items() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+        )
+        self._any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+    def score(self, samples: Sequence[Sample]) -> list[Any]:
+        """Score a batch in the function's own convention."""
+        if "completions" in self._names or (self._any and not self._names):
+            return self._batch(samples)
+        one = self._verl if "solution_str" in self._names else self._single
+        return [one(sample) for sample in samples]
+
+    def _batch(self, samples: Sequence[Sample]) -> list[Any]:
+        chat = bool(samples) and bool(samples[0].prompt) and bool(samples[0].prompt[0][0])
+        given: dict[str, Any] = {
+            "prompts": [_prompt(sample) for sample in samples],
+            "completions": [
+                [{"role": "assistant", "content": one.completion}] if chat else one.completion for one in samples
+            ],
+            "completion_ids": [list(sample.completion.encode("utf-8", "replace")) for sample in samples],
+            "trainer_state": None, "log_extra": None, "log_metric": None,
+        }  # fmt: skip
+        for column in {name for sample in samples for name in sample.columns} - {"prompt", "completion"}:
+            given.setdefault(column, [sample.columns.get(column) for sample in samples])
+        wanted = given if self._any else {name: given[name] for name in self._names if name in given}
+        out = self._call(**wanted)
+        values = out.tolist() if hasattr(out, "tolist") else list(out)
+        if len(values) != len(samples):
+            raise ValueError(f"{len(values)} rewards for {len(samples)} completions")
+        return values
+
+    def _verl(self, sample: Sample) -> Any:
+        row = sample.columns
+        given = {
+            "data_source": row.get("data_source", ""), "solution_str": sample.completion,
+            "ground_truth": sample.answer, "extra_info": row.get("extra_info"),
+        }  # fmt: skip
+        out = self._call(**(given if self._any else {name: given[name] for name in self._names if name in given}))
+        return out.get("score") if isinstance(out, dict) else out
+
+    def _single(self, sample: Sample) -> Any:
+        given = (joined(sample.prompt) if sample.prompt else "", sample.completion, sample.answer)
+        return self._call(*given[: max(1, min(len(self._names), 3))] if len(self._names) > 1 else (sample.completion,))
+
+    def _call(self, *arguments: Any, **named: Any) -> Any:
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints must not end in our JSON
+            out = self._function(*arguments, **named)
+            return asyncio.run(_awaited(out)) if inspect.isawaitable(out) else out
+
+
+async def _awaited(one: Any) -> Any:
+    return await one
+
+
+def _prompt(sample: Sample) -> Any:
+    if sample.prompt and sample.prompt[0][0]:
+        return [{"role": role, "content": text} for role, text in sample.prompt]
+    return joined(sample.prompt) if sample.prompt else ""
+
+
+def load_object(text: str) -> Any:
+    """Import `package.module:name` or `file.py:name`. Raises `SentinelError`."""
+    module_name, _, attribute = text.rpartition(":")
+    if not module_name or not attribute:
+        raise SentinelError(f"{text} is neither MODULE:FUNCTION nor the directory of a reward model")
+    path = Path(module_name)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            module = _from_file(path) if path.suffix == ".py" else _from_path(module_name)
+            found = module
+            for part in attribute.split("."):
+                found = getattr(found, part)
+    except Exception as error:
+        raise SentinelError(
+            f"cannot load {text}: {type(error).__name__}: {error}; correct the name or the module"
+        ) from error
+    return found
+
+
+def _from_path(name: str) -> Any:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return import_module(name)
+
+
+def _from_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+__all__ = ["FunctionScorer", "Sample", "Scorer", "load_object"]

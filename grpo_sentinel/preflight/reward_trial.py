@@ -1,0 +1,119 @@
+"""Calls of a reward under a deadline: scores, what was raised and by which sample, and how long it took."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_sentinel.preflight.report import excerpt
+from grpo_sentinel.preflight.reward_target import Sample, Scorer
+
+
+class OutOfTime(Exception):
+    """The reward did not answer before the deadline."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """A scorer with what happened to it so far. A call that hangs is left behind in a daemon thread."""
+
+    scorer: Scorer
+    deadline: float  # of time.monotonic()
+    raised: dict[str, str] = field(default_factory=dict)  # place -> error
+    odd: dict[str, str] = field(default_factory=dict)  # place -> what is no number
+    latencies: list[float] = field(default_factory=list)  # seconds per sample, by call
+    calls: int = 0
+    samples: int = 0
+
+    def score(self, samples: Sequence[Sample], *, strict: bool = False) -> list[float | None]:
+        """Score a batch; of one that raises, each sample is tried alone, unless `strict`. None = raised or abstained.
+
+        Raises `OutOfTime`, and with `strict` what the reward raises.
+        """
+        if not samples:
+            return []
+        try:
+            values = self._within(samples)
+        except OutOfTime:
+            raise
+        except Exception as error:  # a user's reward may raise anything
+            if len(samples) > 1 and not strict:
+                return [value for one in samples for value in self.score([one])]
+            self.raised.setdefault(samples[0].place, f"{type(error).__name__}: {excerpt(str(error))}")
+            if strict:
+                raise
+            return [None] * len(samples)
+        return [self._number(sample, value) for sample, value in zip(samples, values, strict=True)]
+
+    def _number(self, sample: Sample, value: Any) -> float | None:
+        if value is None:
+            return None
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            self.odd.setdefault(sample.place, f"{type(value).__name__} {excerpt(repr(value), 40)}")
+            return None
+
+    def _within(self, samples: Sequence[Sample]) -> list[Any]:
+        done: list[list[Any]] = []
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                done.append(self.scorer.score(samples))
+            except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, SystemExit too
+                failed.append(error)
+
+        began = time.monotonic()
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(max(0.0, self.deadline - began))
+        if thread.is_alive():
+            raise OutOfTime
+        self.calls += 1
+        self.samples += len(samples)
+        self.latencies.append((time.monotonic() - began) / len(samples))
+        if failed:
+            error = failed[0]
+            raise error if isinstance(error, Exception) else RuntimeError(f"it ended the process: {error!r}")
+        return done[0]
+
+
+def finite_pairs(first: Sequence[float | None], second: Sequence[float | None]) -> list[tuple[float, float]]:
+    """The pairs in which both are finite numbers."""
+    return [
+        (a, b)
+        for a, b in zip(first, second, strict=True)
+        if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
+    ]
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1, ties share their mean rank."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    out = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        end = start
+        while end + 1 < len(order) and values[order[end + 1]] == values[order[start]]:
+            end += 1
+        for place in order[start : end + 1]:
+            out[place] = (start + end) / 2 + 1
+        start = end + 1
+    return out
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Rank correlation in [-1, 1] (Pearson's of the ranks, ties at their mean); None when one side does not vary."""
+    x, y = ranks([a for a, _ in pairs]), ranks([b for _, b in pairs])
+    middle = (len(pairs) + 1) / 2
+    cross = math.fsum((a - middle) * (b - middle) for a, b in zip(x, y, strict=True))
+    size = math.sqrt(math.fsum((a - middle) ** 2 for a in x) * math.fsum((b - middle) ** 2 for b in y))
+    return cross / size if size else None
+
+
+__all__ = ["OutOfTime", "Trial", "finite_pairs", "ranks", "spearman"]
