@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView
@@ -64,6 +65,7 @@ WOULD_DECIDE: dict[str, tuple[str, ...]] = {
     "ray_eof": ("the worker's own log in /tmp/ray/session_latest/logs", "`dmesg -T` on that node"),
     "actor_died": ("the worker's own log in /tmp/ray/session_latest/logs", "`dmesg -T` on that node"),
     "segfault": ("a core dump, or faulthandler's stack",),
+    "python_error": ("the whole traceback of the rank that failed first",),
     "unhandled_nccl": ("NCCL_DEBUG=INFO, and the log of the rank that ended first",),
 }  # fmt: skip
 
@@ -76,7 +78,76 @@ def candidates_of_lines(view: LogView) -> list[Candidate]:
         if first.marker.role == "teardown":
             continue
         out.append(_candidate(view, name, first))
-    return out
+    out += [found for check in (reward_function_raised, ranks_disagree) if (found := check(view)) is not None]
+    return _absent_rank_named(view, out)
+
+
+_REACH = 60  # lines between a frame of a traceback and its last line, other ranks' lines between
+
+
+def reward_function_raised(view: LogView) -> Candidate | None:
+    """A traceback through the reward function that ends in an exception of its own, not of the GPU."""
+    for frame in view.hits.get("reward_frame", ()):
+        for error in view.hits.get("python_error", ()):
+            if error.line.source == frame.line.source and 0 < error.line.number - frame.line.number <= _REACH:
+                return Candidate(
+                    name="reward_function_raised", layer="reward", confidence=0.8, rank=_rank(error),
+                    says=f"the reward function {frame.groups.get('fn', '')} raised {error.groups['type']}: "
+                    f"{error.groups['message'][:120]}",
+                    at=frame.line.number / max(view.lines, 1), evidence=(evidence(frame), evidence(error)),
+                    tries=("make the reward function return a score for every sample, also on bad input",
+                           "run `grpo-sentinel check reward MODULE:FUNCTION`"),
+                )  # fmt: skip
+    return None
+
+
+def ranks_disagree(view: LogView) -> Candidate | None:
+    """The same sequence number with another operation or size on another rank: ranks took different paths."""
+    seen: dict[str, Hit] = {}
+    for hit in view.hits.get("collective_timeout", ()):
+        other = seen.setdefault(hit.groups["seq"], hit)
+        mine, theirs = _what(hit), _what(other)
+        if mine != theirs and _rank(hit) != _rank(other):
+            return Candidate(
+                name="collective_desync", layer="communication", confidence=0.85,
+                says=f"ranks {_rank(other)} and {_rank(hit)} called different collectives under one number "
+                f"({hit.groups['seq']}): {theirs} against {mine}",
+                at=other.line.number / max(view.lines, 1), evidence=(evidence(other), evidence(hit)),
+                tries=("look for a branch that only some ranks take: early return, empty batch, save on rank 0 only",
+                       "run with TORCH_DISTRIBUTED_DEBUG=DETAIL"),
+            )  # fmt: skip
+    return None
+
+
+def _what(hit: Hit) -> str:
+    return f"{hit.groups.get('op')} of {hit.groups.get('numel_in')}"
+
+
+def _absent_rank_named(view: LogView, found: list[Candidate]) -> list[Candidate]:
+    """Name the one rank that did not report a time-out that all others report: it is the suspect."""
+    hits = view.hits.get("collective_timeout", [])
+    reported = {rank for hit in hits if (rank := _rank(hit)) is not None}
+    world = _world(hits, view)
+    absent = sorted(set(range(world)) - reported)
+    if not reported or len(absent) != 1:
+        return found
+    return [
+        replace(
+            one, rank=absent[0], confidence=0.65, says=f"{one.says}; rank {absent[0]} alone did not report: the suspect"
+        )
+        if one.name == "collective_timeout"
+        else one
+        for one in found
+    ]
+
+
+def _world(hits: list[Hit], view: LogView) -> int:
+    """Ranks of the job: from an all-gather's sizes, else from the highest rank that any line names."""
+    for hit in hits:
+        size, total = int(hit.groups.get("numel_in", 0)), int(hit.groups.get("numel_out", 0))
+        if "GATHER" in hit.groups["op"] and size and total % size == 0 and 1 < total // size <= 4096:
+            return total // size
+    return view.max_rank + 1
 
 
 def _candidate(view: LogView, name: str, hit: Hit) -> Candidate:

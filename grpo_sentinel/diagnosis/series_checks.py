@@ -39,7 +39,7 @@ def first_nonfinite_reward(view: LogView) -> Candidate | None:
     bad = [
         raw for raw, value in row.raw.items() if _is_reward_mean(raw) and (value is None or not math.isfinite(value))
     ]
-    return _found(
+    return found(
         view, "reward_nonfinite", "reward", 0.9, index, row, f"{', '.join(bad)} is not a finite number",
         tries=("make the reward function return a finite float for every sample, also on a parse failure",
                "run `grpo-sentinel check reward MODULE:FUNCTION`"),
@@ -57,7 +57,7 @@ def group_of_one(view: LogView) -> Candidate | None:
     for index, row, value in view.series("reward_std"):
         reward = row.raw.get("reward")
         if math.isnan(value) and row.raw["reward_std"] is not None and reward is not None and math.isfinite(reward):
-            return _found(
+            return found(
                 view, "group_of_one", "reward", 0.9, index, row,
                 "the rewards' standard deviation is NaN beside a finite reward: a group of one sample",
                 tries=("set num_generations (TRL) or rollout.n (verl) to 2 or more",),
@@ -74,20 +74,27 @@ def first_nonfinite_gradient(view: LogView) -> Candidate | None:
     index, row, value = bad[0]
     after = [p for p in points if p[0] > index]
     if after and any(math.isfinite(p[2]) for p in after) and len(bad) <= max(1, len(points) // 20):
-        return _found(
+        return found(
             view, "isolated_nonfinite_gradient", "gradient", 0.45, index, row,
             f"the gradient norm was {value} and then finite again: that update was skipped or did no harm",
             role="symptom", tries=("count skipped updates; halt at the third within 20 steps",),
         )  # fmt: skip
     before = finite(p[2] for p in points if p[0] < index)
     if not before and index == points[0][0]:
+        if row.step is not None and row.step > 20:
+            return found(
+                view, "nonfinite_before_log", "gradient", 0.7, index, row,
+                f"the gradient norm is {value} in the first row of this log already (step {row.step}): the first bad "
+                "step lies before it",
+                tries=("look for the first non-finite row in the log of the earlier part", "resume from before it"),
+            )  # fmt: skip
         says = f"the gradient norm is {value} from the first step on: a constant defect, not an instability"
         tries = ("check the batch geometry: train batch x n / world size must not fall below the micro batch",
                  "check old and reference log-probs and the attention implementation in this dtype")  # fmt: skip
-        return _found(view, "nonfinite_from_start", "gradient", 0.85, index, row, says, tries=tries)
+        return found(view, "nonfinite_from_start", "gradient", 0.85, index, row, says, tries=tries)
     rates = finite(p[2] for p in view.series("optimizer.learning_rate") if p[0] <= index)
     if len(before) >= 2 and before[-1] > 5 * median(before[:-1]) and rates and max(rates) >= 1e-4:
-        return _found(
+        return found(
             view, "diverged", "optimizer", 0.6, index, row,
             f"the gradient norm rose from {median(before[:-1]):.3g} to {before[-1]:.3g} and then became {value} "
             f"at a learning rate of {max(rates):.3g}",
@@ -98,12 +105,12 @@ def first_nonfinite_gradient(view: LogView) -> Candidate | None:
     says = f"the gradient norm became {value}"
     if inputs:
         says += f"; {inputs[0]} is NaN in the same row, so the update before this step wrote it"
-    found = _found(
+    candidate = found(
         view, "nonfinite_gradient", "gradient", 0.85, index, row, says,
         tries=("stop the update: `grpo-sentinel launch` skips it on all ranks and keeps the last good checkpoint",
                "turn torch.autograd.detect_anomaly on for the step before"),
     )  # fmt: skip
-    return _with_step(found, step)
+    return _with_step(candidate, step)
 
 
 def no_signal(view: LogView) -> Candidate | None:
@@ -122,13 +129,13 @@ def no_signal(view: LogView) -> Candidate | None:
     cut = row.signals().get("data.truncated_ratio", 0.0)
     confidence = 0.8 if len(dead) >= 3 else 0.6
     if cut >= 0.99:
-        return _found(
+        return found(
             view, "all_truncated", "data", confidence, index, row,
             "every completion is cut at the limit, so all score the same and the gradient is zero",
             tries=("raise max_completion_length (TRL) or max_response_length (verl)",),
         )  # fmt: skip
     reward = row.signals().get("reward.mean")
-    return _found(
+    return found(
         view, "constant_reward", "reward", confidence, index, row,
         f"all completions of every group score the same ({reward}): no advantage, no gradient"
         f" ({len(dead)} of {total} rows)",
@@ -158,7 +165,7 @@ def zero_gradient_with_signal(view: LogView) -> Candidate | None:
     if not stds or min(stds) <= 0 or (rates and max(rates) == 0):
         return None
     index, row, _ = grads[0]
-    return _found(
+    return found(
         view, "disconnected_gradient", "gradient", 0.85, index, row,
         f"the gradient norm is exactly 0 in all {len(grads)} rows although rewards differ inside groups",
         tries=("check that the trained parameters require grad and are held by the optimizer",
@@ -171,7 +178,7 @@ def masked_batch(view: LogView) -> Candidate | None:
     for index, row, value in view.series("entropy", "policy.entropy_nats"):
         signals = row.signals()
         if value == 0.0 and signals.get("gradient.norm_preclip") == 0.0 and signals.get("reward.group_std_mean", 0) > 0:
-            return _found(
+            return found(
                 view, "masked_batch", "data", 0.75, index, row,
                 "entropy and gradient are exactly 0 in a row whose rewards differ: every token was masked out",
                 tries=("look at completion_mask: mask_truncated_completions, tool masks, collator",),
@@ -187,7 +194,7 @@ def uniform_start(view: LogView) -> Candidate | None:
     index, row, value = losses[0]
     for size in VOCABULARIES:
         if value > 9 and abs(value - math.log(size)) < 0.02:
-            return _found(
+            return found(
                 view, "uniform_logits", "policy", 0.85, index, row,
                 f"the loss starts at {value:.3f} = ln({size}): the logits are uniform, the weights were never loaded",
                 tries=("check the checkpoint's parameter names against the model's", "check the tied output layer"),
@@ -204,7 +211,7 @@ def destroyed_policy(view: LogView) -> Candidate | None:
             says = f"entropy fell from {before:.3g} to {after:.3g} within one step and stayed there"
             if cut is not None and cut >= 0.9:
                 says += ", and every completion is cut"
-            return _found(
+            return found(
                 view, "one_bad_update", "optimizer", 0.75, index, row, says,
                 tries=("look at the learning rate that this step really used, not the logged one",
                        "resume from the checkpoint before this step"),
@@ -226,19 +233,19 @@ def learning_rate(view: LogView) -> Candidate | None:
         return None
     for index, row, value in points:
         if value >= 0.01:
-            return _found(
+            return found(
                 view, "huge_learning_rate", "optimizer", 0.85, index, row, f"the learning rate is {value:g}",
                 tries=("GRPO usually runs at 1e-7 to 1e-5 (full) or up to 5e-5 (LoRA)",),
             )  # fmt: skip
     for (_, _, before), (index, row, after) in pairwise(points):
         if before > 0 and after > 10 * before and after > 1e-5 and index > 3:
-            return _found(
+            return found(
                 view, "learning_rate_jump", "optimizer", 0.6, index, row,
                 f"the learning rate jumped from {before:g} to {after:g}", tries=("check the scheduler after a resume",),
             )  # fmt: skip
     if len(values) >= 5 and max(values) == 0 and points[0][1].format not in ("verl",):
         index, row, _ = points[0]
-        return _found(
+        return found(
             view, "zero_learning_rate", "optimizer", 0.7, index, row, "the learning rate is 0 in every row",
             tries=("check warm-up and total steps of the schedule",),
         )  # fmt: skip
@@ -251,14 +258,14 @@ def kl_out_of_bounds(view: LogView) -> Candidate | None:
     good = [p for p in points if math.isfinite(p[2])]
     for index, row, value in good:
         if value < -1:
-            return _found(
+            return found(
                 view, "negative_kl", "policy", 0.8, index, row,
                 f"the KL estimate is {value:g}: below -1 the sampled and the scored distribution differ",
                 tries=("sample with temperature 1 and without top-k, top-p", "compare log-probs of engine and trainer"),
             )  # fmt: skip
     if good and good[0][2] > 0.5 and (good[0][1].step in (0, 1)):
         index, row, value = good[0]
-        return _found(
+        return found(
             view, "kl_at_start", "policy", 0.7, index, row,
             f"KL to the reference is {value:g} before the first update, where it must be about 0",
             tries=("check that policy and reference start from the same weights, adapters and dtype",),
@@ -268,7 +275,7 @@ def kl_out_of_bounds(view: LogView) -> Candidate | None:
         last = median(p[2] for p in good[-max(2, len(good) // 4) :])
         if last > max(8 * base, 1.0):
             index, row, value = next(p for p in good if p[2] > max(4 * base, 0.5))
-            return _found(
+            return found(
                 view, "kl_blowup", "policy", 0.65, index, row, f"KL to the reference rose: {base:.3g} to {last:.3g}",
                 tries=("raise beta (kl_coef), lower the learning rate", "look at the completions, not the reward"),
             )  # fmt: skip
@@ -283,8 +290,8 @@ def mismatch(view: LogView) -> Candidate | None:
     )  # fmt: skip
     for name, limit in limits:
         for index, row, value in view.series(name):
-            if math.isfinite(value) and value > limit:
-                return _found(
+            if math.isfinite(value) and abs(value) > limit:
+                return found(
                     view, "rollout_mismatch", "policy", 0.7, index, row,
                     f"{name} is {value:.3g} (healthy: below {limit:g}): the engine does not hold the trainer's weights "
                     "or computes them otherwise",
@@ -298,7 +305,7 @@ def impossible_advantage(view: LogView) -> Candidate | None:
     for name in ("advantages/max", "critic/advantages/max", "advantages/min", "critic/advantages/min"):
         for index, row, value in view.series(name):
             if math.isfinite(value) and abs(value) > 10:
-                return _found(
+                return found(
                     view, "advantage_bound", "reward", 0.85, index, row,
                     f"{name} is {value:g}: normalised advantages cannot exceed (n-1)/sqrt(n)",
                     tries=("check the epsilon and the leave-one-out form of the advantage normalisation",),
@@ -316,7 +323,7 @@ def length_explosion(view: LogView) -> Candidate | None:
     if late < 0.5 or late < 2 * early + 0.2:
         return None
     index, row, _ = next(p for p in points if p[2] > (early + late) / 2)
-    return _found(
+    return found(
         view, "length_explosion", "policy", 0.65, index, row,
         f"the share of cut completions rose from {early:.2f} to {late:.2f}",
         tries=("penalise overlong answers, raise the limit or the KL weight",),
@@ -332,7 +339,7 @@ def gradient_spike(view: LogView) -> Candidate | None:
     middle = median(values)
     for index, row, value in points:
         if value > 10 * middle:
-            return _found(
+            return found(
                 view, "gradient_spike", "gradient", 0.45, index, row,
                 f"the gradient norm is {value:.3g} against a median of {middle:.3g}", role="symptom",
                 tries=("look at the samples of that step", "set max_grad_norm"),
@@ -349,7 +356,7 @@ def memory_growth(view: LogView) -> Candidate | None:
         rises = sum(b >= a for a, b in pairwise(values))
         if len(values) >= 5 and values[0] > 0 and values[-1] > 1.4 * values[0] and rises >= 0.9 * (len(values) - 1):
             index, row, _ = points[0]
-            return _found(
+            return found(
                 view, "memory_growth", "memory", 0.65, index, row,
                 f"{name} rose from {values[0]:.3g} to {values[-1]:.3g} without falling",
                 tries=("look for tensors kept across steps (lists of losses without .item(), caches)",),
@@ -371,7 +378,7 @@ def loss_out_of_range(view: LogView) -> Candidate | None:
     """A PPO actor loss is a clipped ratio times a normalised advantage: far above 1 it has broken."""
     for index, row, value in view.series("act_loss"):
         if not math.isfinite(value) or abs(value) > 5:
-            return _found(
+            return found(
                 view, "actor_loss_range", "gradient", 0.75, index, row,
                 f"the actor loss is {value:g}, normal is below 1",
                 tries=("look at the critic and the advantages of the step before", "train in bf16"),
@@ -399,7 +406,7 @@ CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
 )
 
 
-def _found(
+def found(
     view: LogView,
     name: str,
     layer: str,

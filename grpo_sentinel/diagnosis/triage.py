@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
 from grpo_sentinel.diagnosis.series_checks import CHECKS
+from grpo_sentinel.diagnosis.trend_checks import TREND_CHECKS
 from grpo_sentinel.diagnosis.verdict import Candidate, Diagnosis
 from grpo_sentinel.diagnosis.view import LogView, view_of
 from grpo_sentinel.history.logs.lines import Line
@@ -27,7 +28,7 @@ def diagnose(lines: Iterable[Line]) -> Diagnosis:
 def judge(view: LogView) -> Diagnosis:
     """Weigh what a view holds."""
     lines = candidates_of_lines(view)
-    series = [found for check in CHECKS if (found := check(view)) is not None]
+    series = [found for check in (*CHECKS, *TREND_CHECKS) if (found := check(view)) is not None]
     notes = _normal(view)
     lines = [c for c in lines if not (c.name == "overflow" and _calibrating(view))]
     candidates = sorted(lines + series, key=_rank_of)
@@ -84,7 +85,7 @@ def _calibrating(view: LogView) -> bool:
     """Tell whether all overflows belong to the normal search for a loss scale, or stand alone."""
     scales = [float(hit.groups["scale"]) for hit in view.hits.get("overflow", ()) if "scale" in hit.groups]
     low = [scale for scale in scales if scale <= 65536]
-    return len(low) < 3
+    return len(low) < 3 and not any(scale <= 16 for scale in scales)
 
 
 def _normal(view: LogView) -> list[str]:

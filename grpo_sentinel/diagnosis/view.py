@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from grpo_sentinel.history.logs.formats import Row, RowReader
 from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.markers import Hit, find_marker
+from grpo_sentinel.history.logs.names import canonical
 
 MAX_ROWS = 8000
 MAX_HITS = 50
@@ -26,18 +27,24 @@ class LogView:
     rows: list[Row] = field(default_factory=list)
     hits: dict[str, list[Hit]] = field(default_factory=dict)
     hit_counts: Counter[str] = field(default_factory=Counter)
+    last_hits: dict[str, Hit] = field(default_factory=dict)
     last_lines: dict[str, Line] = field(default_factory=dict)
     lines: int = 0
     rows_seen: int = 0
+    max_rank: int = -1  # highest `[rankN]` that any line begins with
     finished: bool = False  # the trainer printed its closing summary
     total_steps: int | None = None
     _reader: RowReader = field(default_factory=RowReader)
     _stride: int = 1
+    _named: int = -1
+    _names: dict[str, list[str]] = field(default_factory=dict)
 
     def feed(self, line: Line) -> None:
         """Take one more line."""
         self.lines += 1
         self.last_lines[line.source] = line
+        if line.text.startswith("[rank"):
+            self._note_rank(line.text)
         got = False
         for row in self._reader.feed(line):
             got = True
@@ -47,9 +54,15 @@ class LogView:
         hit = find_marker(line)
         if hit is not None:
             self.hit_counts[hit.marker.name] += 1
+            self.last_hits[hit.marker.name] = hit
             kept = self.hits.setdefault(hit.marker.name, [])
             if len(kept) < MAX_HITS:
                 kept.append(hit)
+
+    def _note_rank(self, text: str) -> None:
+        rank = text[5:11].partition("]")[0]
+        if rank.isdigit():
+            self.max_rank = max(self.max_rank, int(rank))
 
     def close(self) -> None:
         """Take what the readers still hold."""
@@ -84,14 +97,24 @@ class LogView:
             if out:
                 return out
         for name in names:
-            out = []
-            for index, row in enumerate(self.rows):
-                found = row.signals().get(name)
-                if found is not None:
-                    out.append((index, row, found))
-            if out:
-                return out
+            raws = self._raw_names().get(name, ())
+            if raws:
+                return [
+                    (index, row, math.nan if (value := row.raw[raw]) is None else value)
+                    for index, row in enumerate(self.rows)
+                    for raw in next(([raw] for raw in raws if raw in row.raw), ())
+                ]
         return []
+
+    def _raw_names(self) -> dict[str, list[str]]:
+        """Raw names of every canonical signal, in order of first sight; looked up anew when rows have come."""
+        if self._named != self.rows_seen:
+            self._named, self._names = self.rows_seen, {}
+            for raw in dict.fromkeys(raw for row in self.rows for raw in row.raw):
+                signal = canonical(raw)
+                if signal is not None:
+                    self._names.setdefault(signal, []).append(raw)
+        return self._names
 
     def first_hit(self, *names: str) -> Hit | None:
         """Earliest fault line of some kinds."""

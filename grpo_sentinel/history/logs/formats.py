@@ -111,6 +111,8 @@ _STEP_KEYS = ("step", "current_steps", "global_step", "train/step", "training/gl
 def parse_dict(line: Line) -> Row | None:
     """HF, TRL, unsloth, ms-swift, LLaMA-Factory: a Python or JSON dictionary somewhere in the line."""
     text = line.text
+    if "':" not in text and '":' not in text:
+        return None
     start = text.find("{")
     if start < 0 or not any(key in text for key in _TRAIN_KEYS):
         return None

@@ -70,13 +70,14 @@ _TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("anomaly", "gradient", "cause", "returned nan values", r"Function '(?P<op>\w+)' returned nan values", "anomaly detection names the operation that made NaN"),
     ("no_grad", "gradient", "cause", "does not require grad", r"element 0 of tensors does not require grad", "nothing in the loss requires a gradient"),
     ("unused_parameters", "gradient", "cause", "Expected to have finished reduction", r"Expected to have finished reduction in the prior iteration", "parameters took no part in the loss"),
+    ("skipped_count", "none", "teardown", "skipped=", r"step=(?P<step>\d+), skipped=(?P<skipped>\d+)", "DeepSpeed counts skipped updates"),
     # ---- memory
-    ("cuda_oom", "memory", "symptom", "ut of memory", r"CUDA (?:out of memory|Error: out of memory)|torch\.OutOfMemoryError|OutOfMemoryError", "a GPU ran out of memory; the frame is the victim, not the culprit"),
+    ("cuda_oom", "memory", "symptom", "emory", r"CUDA (?:out of memory|Error: out of memory)|OutOfMemoryError|Tried to allocate [\d.]+ [GM]iB", "a GPU ran out of memory; the frame is the victim, not the culprit"),
     ("host_oom_ray", "memory", "cause", "memory pressure", r"killed due to memory pressure \(OOM\)", "Ray killed workers because the host ran out of memory"),
     ("host_oom_kernel", "memory", "cause", "oom-kill", r"oom-kill:constraint=(?P<constraint>\w+)", "the kernel killed a process for memory"),
     ("host_oom_cgroup", "memory", "cause", "ut of memory: Killed process", r"[Oo]ut of memory: Killed process (?P<pid>\d+) \((?P<name>[^)]*)\)", "the kernel killed a process for memory"),
     ("cache_flush", "memory", "symptom", "allocator cache flushes", r"pytorch allocator cache flushes since last step", "the allocator flushes its cache: memory is nearly full"),
-    ("sleep_residue", "memory", "symptom", "memory is still in use", r"freed (?P<freed>[\d.]+) GiB memory, (?P<used>[\d.]+) GiB memory is still in use", "memory the rollout engine kept when it went to sleep"),
+    ("sleep_residue", "memory", "symptom", "still in use", r"(?P<used>\d[\d.]*) GiB (?:memory )?is still in use", "memory the rollout engine kept when it went to sleep"),
     ("shm", "memory", "cause", "insufficient shared memory", r"insufficient shared memory", "shared memory is too small"),
     ("bus_error", "memory", "cause", "Bus error", r"killed by signal: Bus error", "a data-loader worker died of a bus error: shared memory is full"),
     ("shm_full", "memory", "cause", "unable to write to file </torch", r"unable to write to file </torch", "shared memory is full"),
@@ -105,6 +106,8 @@ _TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("ray_eof", "undetermined", "witness", "End of file", r"connection error code 2\. End of file", "a Ray worker went away; the log does not say why"),
     ("actor_died", "undetermined", "witness", "ActorDiedError", r"ActorDiedError", "a Ray actor died; the log does not say why"),
     ("segfault", "undetermined", "witness", "SIGSEGV", r"SIGSEGV|Segmentation fault", "a process crashed in native code"),
+    ("python_error", "undetermined", "witness", "rror", r"^(?:\[rank\d+\]:\s*|\([^)]*pid=\d+[^)]*\)\s*)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*Error): (?P<message>.{0,200})",
+     "an exception ended a process"),
     # ---- decides nothing
     ("not_destroyed", "none", "teardown", "has NOT been destroyed", r"process group has NOT been destroyed", "normal at exit"),
     ("heartbeat_monitor", "none", "teardown", "HeartbeatMonitor", r"HeartbeatMonitor", "printed while everything ends"),
@@ -121,10 +124,10 @@ _COMPILED = tuple((marker, re.compile(marker.pattern)) for marker in MARKERS)
 # search instead of sixty.
 _GATES = (
     "ActorDied", "Assertion", "Bus error", "CUBLAS", "CUDA", "Connection", "Current loss scale", "ECC", "End of file",
-    "Error", "Exception", "Expected to have", "File \"", "Function '", "GPU is lost", "GiB memory is", "HeartbeatMon",
-    "KL div", "Killed process", "NCCL", "NET/IB", "NOT been destr", "NVML", "NVRM", "No space left", "None", "OOM",
+    "Error", "Exception", "Expected to have", "File \"", "Function '", "GPU is lost", "GiB memory", "GiB is", "HeartbeatMon",
+    "KL div", "Killed process", "kipped=", "NCCL", "NET/IB", "NOT been destr", "NVML", "NVRM", "No space left", "None", "OOM",
     "OVERFLOW", "OutOfMemory", "PytorchStream", "SIGKILL", "SIGSEGV", "Segmentation", "StopIteration", "StorageFull",
-    "Timed out", "Unexpected bus", "_norm is not", "bability tensor", "bind failed", "bounds: 0", "bus", "ger than the",
+    "Timed out", "Tried to alloc", "Unexpected bus", "_norm is not", "bability tensor", "bind failed", "bounds: 0", "bus", "ger than the",
     "gth <= op", "keyword argument", "kill", "quire grad", "vBytes", "version mismatch", "vocabulary", "xit",
     "ytorch alloc", "ze mismatch", "ze of tensor", "</torch", "(shm",
 )  # fmt: skip

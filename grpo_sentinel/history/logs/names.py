@@ -70,6 +70,8 @@ EXACT: dict[str, str] = {
     "entropy_loss": "policy.entropy_nats",
     "group_reward_std": "reward.group_std_mean",
     "response_length": "data.completion_length_mean",
+    "vllm_vs_local_logprob_diff_mean": "policy.sampling_gap_mean_nats",
+    "logprob_gap": "policy.sampling_gap_mean_nats",
     "vllm_kl": "policy.sampling_k3_nats",
     "logprobs_diff": "policy.sampling_gap_mean_nats",
     # NeMo-RL
