@@ -93,10 +93,11 @@ def first_nonfinite_gradient(view: LogView) -> Candidate | None:
                  "check old and reference log-probs and the attention implementation in this dtype")  # fmt: skip
         return found(view, "nonfinite_from_start", "gradient", 0.85, index, row, says, tries=tries)
     rates = finite(p[2] for p in view.series("optimizer.learning_rate") if p[0] <= index)
-    if len(before) >= 2 and before[-1] > 5 * median(before[:-1]) and rates and max(rates) >= 1e-4:
+    early, late = median(before[: max(1, len(before) // 4)] or [0.0]), max(before[-4:], default=0.0)
+    if len(before) >= 2 and late > 5 * early and rates and max(rates) >= 1e-4:
         return found(
             view, "diverged", "optimizer", 0.6, index, row,
-            f"the gradient norm rose from {median(before[:-1]):.3g} to {before[-1]:.3g} and then became {value} "
+            f"the gradient norm rose from {early:.3g} to {late:.3g} and then became {value} "
             f"at a learning rate of {max(rates):.3g}",
             tries=("lower the learning rate ten times", "resume from a checkpoint before the rise"),
         )  # fmt: skip

@@ -122,7 +122,7 @@ def policy_collapsed(view: LogView) -> Candidate | None:
             index, row, _ = _first_beyond(rewards, (before + after) / 2, up=False)
             return found(
                 view, "policy_collapsed", "policy", 0.7, index, row,
-                f"the reward fell from {before:.3g} to {after:.3g} for good, {what} went from {first:.3g} to {last:.3g}",
+                f"the reward fell from {before:.3g} to {after:.3g} to stay, {what} went {first:.3g} to {last:.3g}",
                 tries=("resume from before the fall", "lower the learning rate, raise beta, read completions"),
             )  # fmt: skip
     return None

@@ -227,6 +227,18 @@ def parse_deepspeed_chat(line: Line) -> Row | None:
     return None
 
 
+_ADVANTAGES = re.compile(rf"dvantages stats: min=({_NUMBER}), max=({_NUMBER}), mean=({_NUMBER}), std=({_NUMBER})")
+
+
+def parse_advantages(line: Line) -> Row | None:
+    """NeMo-RL: `Normalized advantages stats: min=-1.4, max=1.8, mean=0.0, std=0.9`."""
+    found = _ADVANTAGES.search(line.text)
+    if not found:
+        return None
+    names = ("min", "max", "mean", "std")
+    return _row("nemo", line, None, {f"advantages/{name}": number(found[i]) for i, name in enumerate(names, 1)})
+
+
 _PLAIN_STEP = re.compile(r"(?:^|\b)(?:step|iter(?:ation)?|epoch)\s*[:=]?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.IGNORECASE)
 _PLAIN_GATE = re.compile(r"(?:loss|grad_norm|reward)[\w/.]*\s*[=:]\s*[-+.\dnNiI]")
 _PLAIN_PAIR = re.compile(rf"\b([A-Za-z][\w/.]*)\s*[=:]\s*({_NUMBER})(?:\s*\(({_NUMBER})\))?(?![\w.])")
@@ -265,6 +277,7 @@ PARSERS: tuple[tuple[str, Callable[[Line], Row | None]], ...] = (
     ("act_loss:", parse_deepspeed_chat),
     ("losses/total_loss:", parse_deepspeed_chat),
     ("average reward score:", parse_deepspeed_chat),
+    ("dvantages stats:", parse_advantages),
     ("{", parse_dict),
     ("loss", parse_plain),
     ("grad_norm", parse_plain),
