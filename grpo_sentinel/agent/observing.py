@@ -39,7 +39,15 @@ _DATA_NAMES = {
 _POLICY_PROFILE = ("completion_ids_BT",)  # repetition: two sorts per row, and no bound rests on it
 _DATA_CONTEXT = ("vocab_size", "pad_id", "eos_id", "unk_id", "max_prompt_length", "max_completion_length", "group_size")
 _SAMPLE_SIZE = 8192  # elements for the percentiles of |g|
-_POLICY_CONTEXT = ("epsilon_low", "epsilon_high", "beta", "vocab_size", "group_size", "scale_rewards")
+_POLICY_CONTEXT = (
+    "epsilon_low",
+    "epsilon_high",
+    "beta",
+    "vocab_size",
+    "group_size",
+    "scale_rewards",
+    "importance_sampling_level",
+)
 
 
 class GradientSource(Protocol):
