@@ -24,7 +24,8 @@ ENTRY_POINTS = "grpo_sentinel.sinks"
 class Sink(Protocol):
     """Where batches go. One thread makes, feeds and closes a sink; it may raise and may be slow.
 
-    A sink may also have `tick()`, called when no batch came for a while, and `health() -> Mapping[str, float]`.
+    A sink may also have `tick()`, called when no batch came for a while, `health() -> Mapping[str, float]`, and
+    `problem() -> str`: one sentence while it takes batches and cannot hand them on, "" else.
     """
 
     def write(self, batch: SinkBatch) -> None:
@@ -53,8 +54,15 @@ Factory = Callable[[SinkContext], Sink]
 BUILT_IN: dict[str, str] = {
     "history": "grpo_sentinel.sinks.built_in:make_history",
     "prometheus": "grpo_sentinel.sinks.built_in:make_prometheus",
+    "jsonl": "grpo_sentinel.sinks.jsonl:make",
+    "tensorboard": "grpo_sentinel.sinks.tensorboard:make",
 }
 """Sinks that ship, loaded when first asked for."""
+
+
+def enabled(config: SinksConfig) -> list[str]:
+    """Name the sinks of the table that are switched on."""
+    return [name for name in BUILT_IN if getattr(config, name).enabled]
 
 
 def load_factory(name: str) -> Factory:

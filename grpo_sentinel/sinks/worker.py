@@ -31,6 +31,7 @@ class SinkState(enum.Enum):
     RUNNING = "running"
     RETRYING = "retrying"  # the newest try of a batch failed
     FAILED = "failed"  # could not be made, or broke; will be made anew
+    DEGRADED = "degraded"  # takes batches, and says itself that it cannot hand them on
     HANGING = "hanging"  # one call takes longer than the time-out; nothing can end it
     CLOSED = "closed"
 
@@ -78,6 +79,7 @@ class Worker:
         self._written = self._errors = self._restarts = 0
         self._dropped = dict.fromkeys(REASONS, 0)
         self._error = ""
+        self._problem = ""  # what the sink says is wrong
         self._own: Mapping[str, float] = {}
         self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
         self._thread.start()
@@ -103,6 +105,8 @@ class Worker:
         since = self._busy_since_ns
         if since is not None and self._clock.monotonic_ns() - since > self._config.timeout_seconds * 1e9:
             return SinkState.HANGING
+        if self._problem and self._state is SinkState.RUNNING:
+            return SinkState.DEGRADED
         return self._state
 
     def report(self) -> SinkHealth:
@@ -118,7 +122,7 @@ class Worker:
                 restarts=self._restarts,
                 queued=len(self._queue),
                 lag_seconds=(self._clock.monotonic_ns() - min(waiting)) / 1e9 if waiting else 0.0,
-                error=self._error,
+                error=self._problem or self._error,
                 own=self._own,
             )
 
@@ -240,6 +244,17 @@ class Worker:
         health = getattr(sink, "health", None)
         if health is not None:
             self._call(lambda: setattr(self, "_own", dict(health())), "could not say how it is")
+        problem = getattr(sink, "problem", None)
+        if problem is not None:
+            self._call(lambda: self._heed(str(problem())), "could not say what is wrong")
+
+    def _heed(self, problem: str) -> None:
+        with self._wake:
+            before, self._problem = self._problem, problem
+        if problem and not before:
+            log.warning("sink %s: %s", self._name, problem)
+        elif before and not problem:
+            log.info("sink %s is well again", self._name)
 
     def _pause(self, seconds: float) -> bool:
         """Wait, or less when asked to finish; True when there is no time left."""

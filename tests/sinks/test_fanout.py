@@ -225,7 +225,7 @@ def test_a_name_that_nobody_offers_is_refused_with_the_known_ones():
     from grpo_sentinel.errors import ConfigError
     from grpo_sentinel.sinks import load_factory
 
-    with pytest.raises(ConfigError, match="no sink named 'nothing'; known are history, prometheus"):
+    with pytest.raises(ConfigError, match="no sink named 'nothing'; known are .*history, .*prometheus"):
         load_factory("nothing")
 
 
@@ -252,3 +252,20 @@ def test_importing_the_fan_out_loads_no_web_server_and_no_torch():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
     assert Path(worker_module.__file__).exists()
+
+
+def test_a_sink_that_says_what_is_wrong_is_shown_as_degraded_until_it_is_well():
+    class Cut(Good):
+        wrong = "the server refuses"
+
+        def problem(self) -> str:
+            return self.wrong
+
+    cut = Cut()
+    fan_out = FanOut({"cut": lambda: cut})
+    eventually(lambda: fan_out.report()["cut"].state is SinkState.DEGRADED, "it said so")
+    assert fan_out.report()["cut"].error == "the server refuses"
+    assert fan_out.health()["sink_up[sink=cut]"] == 0
+    cut.wrong = ""
+    eventually(lambda: fan_out.report()["cut"].state is SinkState.RUNNING, "it is well again")
+    fan_out.close(10)
