@@ -94,6 +94,11 @@ def test_every_command_line_in_the_documents_is_one_that_the_program_knows():
         command = cli.get_command(click.Context(cli), words[0])
         assert command is not None, line
         seen.add(words[0])
+        while isinstance(command, click.Group) and len(words) > 1 and not words[1].startswith("-"):
+            inner = command.get_command(click.Context(command), words[1])
+            if inner is None:
+                break
+            command, words = inner, words[1:]
         own = words[1 : words.index("--")] if "--" in words else words[1:]
         known = {name for option in command.params if isinstance(option, click.Option) for name in option.opts}
         for word in own:

@@ -42,25 +42,18 @@ def environment(
 
 def _with_doctor(report: CheckReport) -> CheckReport:
     """Add what `doctor` knows of this machine; its notes stay notes."""
-    from grpo_sentinel.cli import checkup
+    from grpo_sentinel.cli.checkup import State, memory_limit, nvml, packages, python, rings, shared_memory
     from grpo_sentinel.config import Config
 
-    checks = (
-        checkup.python,
-        checkup.packages,
-        checkup.rings,
-        checkup.shared_memory,
-        checkup.nvml,
-        checkup.memory_limit,
-    )
+    checks = (python, packages, rings, shared_memory, nvml, memory_limit)
     found = [one for check in checks for one in check(Config())]
     faults = [
         Fault(level=Level.BROKEN, code="doctor", where=one.name, message=f"{one.name}: {one.found}", remedy=one.remedy)
         for one in found
-        if one.state is checkup.State.BAD
+        if one.state is State.BAD
     ]
-    notes = tuple(f"{one.name}: {one.found}; {one.remedy}" for one in found if one.state is checkup.State.NOTE)
-    good = tuple(f"{one.name}: {one.found}" for one in found if one.state is checkup.State.GOOD)
+    notes = tuple(f"{one.name}: {one.found}; {one.remedy}" for one in found if one.state is State.NOTE)
+    good = tuple(f"{one.name}: {one.found}" for one in found if one.state is State.GOOD)
     return replace(
         report, faults=gravest_first([*report.faults, *faults]), notes=report.notes + notes,
         looked_at=report.looked_at + good,

@@ -105,7 +105,7 @@ def _accumulation(judge: _Judge) -> None:
                 f"{prompts:g} prompts are fewer than a mini-batch of {mini:g}",
                 "make the batch a multiple of the mini-batch",
             )
-    elif train is not None and accumulation is not None and "auto" not in (train, accumulation):
+    elif train is not None and accumulation is not None:
         if train != micro * accumulation * world and "world_size" in judge.settings.values:
             judge.broken(
                 "batch-mismatch",

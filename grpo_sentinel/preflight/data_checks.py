@@ -176,6 +176,8 @@ class Judge:
             key = hash((key, answered))
         if key in self._seen:
             faults.append(("duplicate", whole, ""))
+        elif faults:
+            return  # a clean copy drops it: a good row with the same prompt must not go too
         elif len(self._seen) < MOST_REMEMBERED:
             self._seen.add(key)
         else:

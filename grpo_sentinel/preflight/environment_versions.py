@@ -33,7 +33,7 @@ TRAINERS = (
 # oldest driver of each CUDA major version (CUDA compatibility guide, minor-version compatibility)
 _DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 _CUDA_LINE = re.compile(r"^cuda(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
-_DRIVER = re.compile(r"Kernel Module[^\d]*(\d+)\.(\d+)")
+_DRIVER = re.compile(r"Kernel Module.*?\s(\d+)\.(\d+)")
 
 Known = tuple[str, str, str, str]  # package, its versions, other package, its versions
 KNOWN: Mapping[Known, str] = {

@@ -128,7 +128,7 @@ class RewardJudge:
                 "see whether it looks at the answer, or only at form and length",
             )
         std = statistics.pstdev(finite)
-        if self._trial.scorer.is_model and std and abs(statistics.fmean(finite)) > 3 * std:
+        if self._trial.scorer.is_model and std and abs(statistics.fmean(finite)) > 5 * std:
             self._fault(
                 Level.DOUBTFUL,
                 "offset",
@@ -139,7 +139,7 @@ class RewardJudge:
     def determinism(self) -> None:
         """The same input twice, in another order, and one at a time, gives the same score."""
         samples = self._gold[:_CASES]
-        first = self._gold_scores[: len(samples)]
+        first = self._trial.score(samples)
         tries: tuple[tuple[str, str, Callable[[], Scores]], ...] = (
             ("same input twice", "nondeterministic", lambda: self._trial.score(samples)),
             ("another order", "order", lambda: self._trial.score(samples[::-1])[::-1]),

@@ -42,8 +42,12 @@ class Trial:
             raise
         except Exception as error:  # a user's reward may raise anything
             if len(samples) > 1 and not strict:
-                return [value for one in samples for value in self.score([one])]
-            self.raised.setdefault(samples[0].place, f"{type(error).__name__}: {excerpt(str(error))}")
+                known = len(self.raised)
+                out = [value for one in samples for value in self.score([one])]
+                if len(self.raised) == known:  # each alone is fine: it is the batch that it cannot take
+                    self.raised[f"{samples[0].place} and {len(samples) - 1} more together"] = _told(error)
+                return out
+            self.raised.setdefault(samples[0].place, _told(error))
             if strict:
                 raise
             return [None] * len(samples)
@@ -81,6 +85,10 @@ class Trial:
             error = failed[0]
             raise error if isinstance(error, Exception) else RuntimeError(f"it ended the process: {error!r}")
         return done[0]
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {excerpt(str(error))}"
 
 
 def finite_pairs(first: Sequence[float | None], second: Sequence[float | None]) -> list[tuple[float, float]]:

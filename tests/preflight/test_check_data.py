@@ -1,0 +1,288 @@
+"""Every fault of a sample is found where it is, counted once, and shown; good samples of every shape pass in silence."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_sentinel.cli import main
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.data import DataOptions, check_data
+from grpo_sentinel.preflight.data_checks import Limits
+from grpo_sentinel.preflight.data_faults import KINDS
+from grpo_sentinel.preflight.data_shapes import Fields
+from grpo_sentinel.preflight.data_sources import read_rows
+from grpo_sentinel.preflight.report import CheckReport, excerpt
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": "Be exact."}, {"role": "user", "content": text}]
+
+
+def good(count: int = 40) -> list[dict[str, Any]]:
+    return [{"prompt": chat(f"What is {n} + 1?"), "answer": str(n + 1), "reward": n / 40} for n in range(count)]
+
+
+def write(path: Path, rows: Iterable[Any]) -> str:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def counts(report: CheckReport) -> dict[str, int]:
+    return {fault.code: fault.count for fault in report.faults}
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "TRL, conversational": {"prompt": chat("{n}?"), "completion": [{"role": "assistant", "content": "{n}"}]},
+    "TRL, plain": {"prompt": "{n}?", "solution": "{n}"},
+    "verl, conversational": {
+        "data_source": "gsm8k", "prompt": chat("{n}?"), "reward_model": {"style": "rule", "ground_truth": "{n}"},
+    },
+    "OpenRLHF, plain": {"input": "{n}?", "label": "{n}"},
+    "preference, plain": {"prompt": "{n}?", "chosen": "{n}", "rejected": "no"},
+    "conversation": {"messages": [*chat("{n}?"), {"role": "assistant", "content": "{n}"}]},
+    "groups, plain": {"prompt": "{n}?", "responses": ["{n}", "no"], "rewards": [1.0, 0.0]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_good_rows_of_every_shape_are_recognised_and_pass_in_silence(shape: str, tmp_path: Path) -> None:
+    rows = [json.loads(json.dumps(SHAPES[shape]).replace("{n}", str(n))) for n in range(50)]
+    report = check_data([write(tmp_path / "a.jsonl", rows)])
+    assert report.faults == ()
+    assert f"shape {shape}:" in report.looked_at[1]
+    assert report.facts["rows"] == 50
+
+
+BROKEN: dict[str, Any] = {
+    "unreadable": '{"prompt": ',
+    "missing-field": {"prompt": "who?", "reward": 1.0},
+    "bad-field": {"prompt": 7, "answer": "1", "reward": 1.0},
+    "empty-prompt": {"prompt": chat(" \n") [1:], "answer": "1", "reward": 1.0},
+    "empty-answer": {"prompt": "who?", "answer": " ", "reward": 1.0},
+    "reward-not-finite": {"prompt": "who?", "answer": "1", "reward": math.nan},
+    "reward-not-a-number": {"prompt": "who?", "answer": "1", "reward": "high"},
+    "reward-range": {"prompt": "who?", "answer": "1", "reward": 2.5},
+    "too-long": {"prompt": "why " * 100, "answer": "1", "reward": 1.0},
+    "special-token": {"prompt": chat("hi<|im_end|>\n<|im_start|>system"), "answer": "1", "reward": 1.0},
+    "duplicate": good()[3],
+}
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_one_bad_row_among_good_ones_is_found_and_its_line_is_named(code: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [*good(), BROKEN[code]])
+    report = check_data([path], DataOptions(limits=Limits(reward_low=0, reward_high=1, max_length=300)))
+    assert counts(report) == {code: 1}
+    assert report.faults[0].examples[0].startswith(f"{path}:41")
+    assert report.faults[0].remedy == KINDS[code].remedy
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "lost \ufffd text", "half \ud83d", "bell \x07", "c1 \x9d", "no \uffff"])
+def test_every_poisonous_character_is_found_in_prompt_and_response(text: str, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", "response": "fine"} for n in range(20)] + [{"prompt": text, "response": text + "!"}]
+    report = check_data([write(tmp_path / "a.jsonl", rows)])
+    assert counts(report) == {"poison": 2}
+    assert all(one.isprintable() for one in report.faults[0].examples)
+
+
+@pytest.mark.parametrize("text", ["tab\tnew\nline\r", "emoji 😀 and 中文，完", "a\u00a0b\u200bc", "x < y [1] <b>"])
+def test_ordinary_text_in_any_script_is_not_poison(text: str, tmp_path: Path) -> None:
+    assert check_data([write(tmp_path / "a.jsonl", [{"prompt": f"{text}{n}", "answer": "1"} for n in range(5)])]).faults == ()
+
+
+def test_an_empty_group_and_a_missing_reward_in_a_group_are_faults(tmp_path: Path) -> None:
+    rows: list[Any] = [{"prompt": f"{n}?", "responses": ["a", "b"], "rewards": [0.0, 1.0]} for n in range(20)]
+    rows += [{"prompt": "x", "responses": [], "rewards": []}, {"prompt": "y", "responses": ["a", "b"], "rewards": [1.0]}]
+    assert counts(check_data([write(tmp_path / "a.jsonl", rows)])) == {"empty-group": 1, "group-mismatch": 1}
+
+
+def test_equal_rewards_and_an_outlier_among_many_are_told(tmp_path: Path) -> None:
+    flat = [{"prompt": f"{n}", "reward": 1} for n in range(40)]
+    assert counts(check_data([write(tmp_path / "a.jsonl", flat)])) == {"constant-reward": 1}
+    wild = [{"prompt": f"{n}", "reward": n % 7} for n in range(400)] + [{"prompt": "x", "reward": 1e6}]
+    assert counts(check_data([write(tmp_path / "b.jsonl", wild)])) == {"reward-outlier": 1}
+
+
+def test_the_same_data_reads_the_same_from_every_format_and_from_stdin(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    rows = [{"prompt": f"what is {n}, then?", "answer": str(n), "reward": str(n / 40)} for n in range(40)]
+    rows[5]["prompt"] = rows[4]["prompt"]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "a.jsonl.bz2").write_bytes(bz2.compress(lines))
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    files = sorted(tmp_path.glob('a.*'))
+    assert len(files) == 5
+    for path in files:
+        report = check_data([str(path)])
+        assert (report.facts["rows"], counts(report)) == (40, {"duplicate": 1}), path.name
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(lines))))
+    assert main(["check", "data", "-", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["facts"]["faults"] == {"duplicate": 1}
+
+
+@pytest.mark.torch
+def test_parquet_of_verl_and_a_folder_of_datasets_are_read(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [{"data_source": "x", "prompt": chat(f"{n}?"), "reward_model": {"style": "rule", "ground_truth": str(n)}}
+            for n in range(700)]  # fmt: skip
+    rows[600]["reward_model"]["ground_truth"] = ""  # type: ignore[index]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    report = check_data([str(tmp_path / "*.parquet")])
+    assert counts(report) == {"empty-answer": 1}
+    assert report.faults[0].examples[0].startswith(f"{tmp_path}/train.parquet:601")
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "folder"))
+    assert counts(check_data([str(tmp_path / "folder")])) == {"empty-answer": 1}
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "train.parquet").read_bytes()[:-40])
+    assert counts(check_data([str(tmp_path / "cut.parquet")])) == {"unreadable": 1}
+
+
+def test_parquet_without_pyarrow_is_one_sentence(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    assert main(["check", "data", str(tmp_path / "a.parquet")]) == 2
+    assert capsys.readouterr().err.strip().endswith("pip install pyarrow")
+
+
+def test_prompts_of_the_evaluation_set_are_found_whatever_their_case_and_spaces(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", good())
+    held = write(tmp_path / "eval.jsonl", [{"prompt": chat("what is  7 + 1?")}, {"prompt": chat("other")}])
+    report = check_data([train], DataOptions(evaluation=(held,)))
+    assert counts(report) == {"leakage": 1}
+    assert report.faults[0].examples[0].startswith(f"{train}:8: ")
+
+
+def test_the_clean_copy_and_its_list_of_dropped_rows_account_for_every_row(tmp_path: Path, capsys: Any) -> None:
+    rows = [*good(), *BROKEN.values()]
+    path = write(tmp_path / "a.jsonl", rows)
+    out = tmp_path / "clean.jsonl"
+    assert main(["check", "data", path, "--reward-range", "0", "1", "--max-length", "300", "--write-clean", str(out)]) == 1
+    capsys.readouterr()
+    kept = out.read_text().splitlines()
+    dropped = [json.loads(line) for line in (tmp_path / "clean.jsonl.dropped.jsonl").read_text().splitlines()]
+    assert kept == [json.dumps(row) for row in good()]
+    assert {one["row"]: one["reasons"] for one in dropped} == {41 + n: [code] for n, code in enumerate(BROKEN)}
+    assert check_data([str(out)]).faults == ()
+    assert main(["check", "data", path, "--write-clean", path]) == 2
+    assert Path(path).read_text().count("\n") == len(rows)
+
+
+def test_a_clean_copy_of_a_check_that_fails_never_appears(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"nothing": 1}])
+    with pytest.raises(SentinelError, match="--prompt"):
+        check_data([path], DataOptions(write_clean=tmp_path / "c.jsonl"))
+    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["a.jsonl"]
+
+
+def test_named_and_required_fields_win_over_those_that_are_guessed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"meta": {"q": f"{n}?"}, "prompt": ""} for n in range(9)] + [{"prompt": ""}])
+    report = check_data([path], DataOptions(fields=Fields(prompt="meta.q")))
+    assert counts(report) == {"missing-field": 1}
+    assert counts(check_data([path], DataOptions(fields=Fields(prompt="meta.q", required=("id",)))))["missing-field"] == 11
+
+
+def test_a_cut_archive_and_bytes_that_are_not_utf8_are_faults_and_the_rest_is_read(tmp_path: Path) -> None:
+    lines = [json.dumps(row).encode() for row in good()]
+    lines[9] = b'{"prompt": "\xff\xfe", "answer": "1", "reward": 1}'
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    report = check_data([str(tmp_path / "a.jsonl")])
+    assert (report.facts["rows"], counts(report)) == (40, {"encoding": 1})
+    whole = gzip.compress("".join(json.dumps({"prompt": f"{n * 7919}"}) + "\n" for n in range(3000)).encode())
+    (tmp_path / "b.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    report = check_data([str(tmp_path / "b.jsonl.gz")])
+    assert counts(report) == {"unreadable": 1}
+    assert int(report.facts["rows"]) > 500  # type: ignore[call-overload]
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=400), name=st.sampled_from(["a.jsonl", "a.json", "a.csv", "a.jsonl.gz"]))
+def test_no_bytes_make_a_reader_raise_or_run_on(tmp_path: Path, data: bytes, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    assert len(list(read_rows(str(path)))) <= len(data) + 1
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.dictionaries(st.sampled_from(["prompt", "answer", "reward", "completion"]), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content"]), inner, max_size=2),
+    max_leaves=6)), min_size=1, max_size=5))  # fmt: skip
+def test_no_shape_of_row_makes_the_check_crash(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    try:
+        report = check_data([write(tmp_path / "a.jsonl", rows)])
+    except SentinelError:
+        return
+    assert report.facts["rows"] == len(rows)
+    json.dumps(report.facts, default=str)
+
+
+def test_usage_errors_are_one_sentence_and_exit_code_2(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    for arguments in ([str(tmp_path / "none*.jsonl")], [str(tmp_path / "empty.jsonl")], [str(tmp_path)], ["-", "-"]):
+        assert main(["check", "data", *arguments]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_json_report_has_the_documented_keys(tmp_path: Path, capsys: Any) -> None:
+    path = write(tmp_path / "a.jsonl", good())
+    assert main(["check", "data", path, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["schema"], body["version"], body["clean"]) == ("grpo-sentinel/data-check", 1, True)
+    text = (Path(__file__).resolve().parents[2] / "docs" / "checks.md").read_text()
+    for key in body:
+        assert f"`{key}`" in text, key
+    for code in KINDS:
+        assert f"`{code}`" in text, code
+
+
+def test_an_excerpt_has_at_most_80_printable_characters() -> None:
+    assert len(excerpt("x" * 1000)) == 80
+    assert excerpt("\x00" * 100).isprintable()
+    assert len(excerpt("\x00" * 100)) <= 80
+
+
+@pytest.mark.torch
+def test_a_real_tokenizer_measures_length_template_faults_and_special_tokens(tmp_path: Path) -> None:
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "<bos>": 1, "<eos>": 2, "why": 3}, unk_token="<unk>"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    raw.post_processor = tokenizers.processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 1)])
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>")
+    made.chat_template = (
+        "{% for m in messages %}{% if m.role not in ('user', 'system') %}{{ raise_exception('unknown role') }}{% endif %}"
+        "{{ m.content }} {% endfor %}"
+    )
+    made.save_pretrained(str(tmp_path / "tok"))
+    rows = [{"prompt": chat(f"why {n}")} for n in range(20)]
+    rows += [{"prompt": chat("why " * 60)}, {"prompt": [{"role": "tool", "content": "why"}]}]
+    path = write(tmp_path / "a.jsonl", rows)
+    report = check_data([path], DataOptions(tokenizer=tmp_path / "tok", limits=Limits(max_length=50)))
+    assert counts(report) == {"too-long": 1, "template": 1}
+    assert report.facts["length_unit"] == "tokens"
+    assert any("padding token is the end token" in note for note in report.notes)
+    plain = write(tmp_path / "b.jsonl", [{"prompt": f"why {n}"} for n in range(20)] + [{"prompt": "<bos> why"}])
+    assert counts(check_data([plain], DataOptions(tokenizer=tmp_path / "tok"))) == {"doubled-bos": 1, "special-token": 1}
+
+
+def test_a_good_row_is_kept_though_a_faulty_one_before_it_has_the_same_prompt(tmp_path: Path) -> None:
+    rows = [{"prompt": "who?", "answer": ""}, {"prompt": "who?", "answer": "me"}, {"prompt": "who?", "answer": "me"}]
+    report = check_data([write(tmp_path / "a.jsonl", rows)], DataOptions(write_clean=tmp_path / "c.jsonl"))
+    assert counts(report) == {"empty-answer": 1, "duplicate": 1}
+    assert (tmp_path / "c.jsonl").read_text() == json.dumps(rows[1]) + "\n"

@@ -1,0 +1,215 @@
+"""A sane reward passes in silence; each way of being broken is named by its own code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_sentinel.cli import main
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.report import CheckReport
+from grpo_sentinel.preflight.reward import RewardOptions, check_reward
+from grpo_sentinel.preflight.reward_trial import ranks, spearman
+
+REWARDS = '''
+import itertools, math, random, re, time
+_count = itertools.count()
+
+def _numbers(text):
+    return re.findall(r"[0-9]+", text)[-1:]
+
+def good(completions, answer, **kw):
+    print("noise on stdout")
+    return [float(_numbers(c) == [a]) for c, a in zip(completions, answer)]
+
+async def awaited(completions, answer, **kw):
+    return good(completions, answer)
+
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(_numbers(solution_str) == [ground_truth])}
+
+def single(prompt, completion, answer):
+    return float(_numbers(completion) == [answer])
+
+def nan(completions, answer, **kw):
+    return [math.nan if c == "12" else g for c, g in zip(completions, good(completions, answer))]
+
+def longer(completions, **kw):
+    return [float(len(c)) for c in completions]
+
+def constant(completions, **kw):
+    return [0.5] * len(completions)
+
+def rnd(prompt, completion):
+    return random.random()
+
+def stateful(completions, answer, **kw):
+    return [g + (0.01 * next(_count) if g else 0) for g in good(completions, answer)]
+
+def by_batch(completions, answer, **kw):
+    return [g / len(completions) for g in good(completions, answer)]
+
+def raising(completions, answer, **kw):
+    return [1 / len(c) and g for c, g in zip(completions, good(completions, answer))]
+
+def text(completions, **kw):
+    return ["high"] * len(completions)
+
+def short(completions, **kw):
+    return [1.0]
+
+def empty_wins(completions, answer, **kw):
+    return [2.0 if not c else g for c, g in zip(completions, good(completions, answer))]
+
+def exact(completions, answer, **kw):
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+def any_number(completions, **kw):
+    return [float(bool(_numbers(c))) + len(set(c)) / 100 for c in completions]
+
+def hangs(completions, **kw):
+    time.sleep(60)
+
+def none(completions, answer, **kw):
+    return [None if a == "7" else g for a, g in zip(answer, good(completions, answer))]
+
+PERTURBATIONS = {"shouted": lambda text: text + " 999"}
+value = 3
+'''
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> tuple[str, str]:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    rows = [{"prompt": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1), "data_source": "sums"} for n in range(2, 40)]
+    rows[4]["answer"] = "12"
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / "rewards.py"), str(tmp_path / "a.jsonl")
+
+
+def codes(report: CheckReport) -> set[str]:
+    return {fault.code for fault in report.faults}
+
+
+@pytest.mark.parametrize("name", ["good", "awaited", "verl", "single", "none"])
+def test_a_sane_reward_in_every_convention_passes_in_silence(world: tuple[str, str], name: str) -> None:
+    report = check_reward(f"{world[0]}:{name}", [world[1]])
+    assert report.faults == ()
+    assert report.facts["scores"]["gold_mean"] == 1.0  # type: ignore[index]
+    assert set(report.facts["canaries"]) >= {"empty", "repeated token", "copied prompt", "typo in the answer"}  # type: ignore[call-overload]
+    assert set(report.facts["perturbations"]) == {"special tokens", "symbols", "paraphrase"}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("nan", "not-finite"), ("longer", "length"), ("longer", "canary-wins"), ("longer", "length-coupling"),
+        ("constant", "degenerate"), ("rnd", "nondeterministic"), ("stateful", "nondeterministic"),
+        ("by_batch", "batch-size"), ("raising", "raises"), ("text", "not-a-number"), ("text", "no-score"),
+        ("short", "raises"), ("empty_wins", "canary-wins"), ("exact", "not-robust"), ("any_number", "gold-not-above-wrong"),
+    ],
+)  # fmt: skip
+def test_each_broken_reward_is_named(world: tuple[str, str], name: str, code: str) -> None:
+    assert code in codes(check_reward(f"{world[0]}:{name}", [world[1]]))
+
+
+def test_the_sample_that_makes_it_raise_is_named_and_the_others_are_still_scored(world: tuple[str, str]) -> None:
+    report = check_reward(f"{world[0]}:raising", [world[1]])
+    raised = next(fault for fault in report.faults if fault.code == "raises")
+    assert "ZeroDivisionError" in raised.examples[0]
+    assert "empty" in raised.examples[0]
+    assert report.facts["scores"]["gold_mean"] == 1.0  # type: ignore[index]
+
+
+def test_a_reward_that_hangs_ends_at_the_deadline(world: tuple[str, str]) -> None:
+    report = check_reward(f"{world[0]}:hangs", [world[1]], RewardOptions(timeout_seconds=0.3))
+    assert codes(report) == {"timeout"}
+    assert report.seconds < 20
+
+
+def test_scores_out_of_the_given_range_and_perturbations_of_ones_own_are_judged(world: tuple[str, str]) -> None:
+    options = RewardOptions(low=0.0, high=0.5, perturbations=world[0])
+    report = check_reward(f"{world[0]}:good", [world[1]], options)
+    assert codes(report) == {"out-of-range", "not-robust"}
+    assert [fault.subject for fault in report.faults if fault.code == "not-robust"] == ["shouted"]
+
+
+def test_the_command_prints_json_alone_whatever_the_reward_prints(world: tuple[str, str], capsys: Any) -> None:
+    assert main(["check", "reward", f"{world[0]}:good", "--data", world[1], "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["schema"], body["version"], body["faults"]) == ("grpo-sentinel/reward-check", 1, [])
+    assert main(["check", "reward", f"{world[0]}:constant", "--data", world[1]]) == 1
+
+
+def test_what_cannot_be_tried_is_one_sentence(world: tuple[str, str], tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "none.jsonl").write_text('{"prompt": "a"}\n')
+    for target, data in [("nowhere", world[1]), (f"{world[0]}:absent", world[1]), (f"{world[0]}:value", world[1]),
+                         ("no_such_module:f", world[1]), (f"{world[0]}:good", str(tmp_path / "none.jsonl"))]:  # fmt: skip
+        assert main(["check", "reward", target, "--data", data]) == 2, target
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_rank_correlation_shares_ties_and_is_none_without_variation() -> None:
+    assert ranks([3.0, 1.0, 3.0]) == [2.5, 1.0, 2.5]
+    assert spearman([(1, 1), (2, 8), (3, 27)]) == pytest.approx(1.0)
+    assert spearman([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1.0)
+    assert spearman([(1, 1), (2, 1)]) is None
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    path = tmp_path_factory.mktemp("reward_model")
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE())
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    raw.train_from_iterator(["a"], tokenizers.trainers.BpeTrainer(
+        special_tokens=["<eos>"], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False))  # fmt: skip
+    transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", pad_token="<eos>").save_pretrained(str(path))
+    config = transformers.Qwen2Config(vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                      num_key_value_heads=1, intermediate_size=16, num_labels=1, pad_token_id=0)  # fmt: skip
+    transformers.Qwen2ForSequenceClassification(config).save_pretrained(str(path))
+    return path
+
+
+@pytest.mark.torch
+def test_a_reward_model_is_loaded_scored_and_its_state_read_by_the_agents_probe(model_dir: Path, world: tuple[str, str]) -> None:
+    report = check_reward(str(model_dir), [world[1]], RewardOptions(samples=6))
+    assert report.facts["state"]["model_training_modules"] == 0  # type: ignore[index]
+    assert not codes(report) & {"weights-missing", "training-mode", "dropout", "not-frozen", "nondeterministic", "order", "raises"}
+    assert any("freezes" in line for line in report.not_seen)
+
+
+@pytest.mark.torch
+def test_a_base_model_as_reward_model_is_told_by_its_random_head(model_dir: Path, world: tuple[str, str], tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model_dir, tmp_path / "base")
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    del tensors["score.weight"]
+    save_file(tensors, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
+    report = check_reward(str(tmp_path / "base"), [world[1]], RewardOptions(samples=4))
+    missing = next(fault for fault in report.faults if fault.code == "weights-missing")
+    assert missing.examples == ("score.weight",)
+
+
+@pytest.mark.torch
+def test_a_model_left_in_training_mode_with_dropout_is_named(model_dir: Path, world: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "prepared.py").write_text(
+        "import transformers, torch\n"
+        f"model = transformers.AutoModelForSequenceClassification.from_pretrained({str(model_dir)!r})\n"
+        "model.score = torch.nn.Sequential(torch.nn.Dropout(0.5), model.score)\nmodel.train()\n"
+        f"tokenizer = transformers.AutoTokenizer.from_pretrained({str(model_dir)!r})\n"
+    )
+    report = check_reward(f"{tmp_path / 'prepared.py'}:model", [world[1]], RewardOptions(samples=6))
+    assert codes(report) >= {"training-mode", "dropout", "not-frozen", "nondeterministic"}
+
+
+def test_a_model_without_torch_is_one_sentence(world: tuple[str, str], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(SentinelError, match="torch and transformers"):
+        check_reward(str(tmp_path), [world[1]])
