@@ -73,7 +73,7 @@ def _with_tokenizer(record: Record, path: Path, directory: Path) -> None:
         encoder._ids(texts[start : start + 256], special=False)
     own = len(rows) / (time.perf_counter() - began)
     rate = len(rows) / (_seconds(path, directory) - loading)
-    record("check_data_samples_per_s_tokenized", rate, "1/s", peer="tokenizer alone on the templated texts, same batches",
+    record("check_data_samples_per_s_tokenized", rate, "1/s", peer="tokenizer alone, same texts and batches",
            peer_value=own, ratio=rate / own)  # fmt: skip
 
 
