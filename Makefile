@@ -24,6 +24,8 @@ FAULT ?= grad_nan
 KEEP ?=
 COMPARE ?=
 STEPS ?=
+# files of tests side by side; each test has directories, ports and processes of its own
+PYTEST_ARGS ?= -n 2 --dist loadfile
 # for example: make test PYTEST_ARGS="-n 2 --dist loadfile"
 PYTEST_ARGS ?=
 

@@ -15,7 +15,6 @@ BENCHMARKS = {
     "probes": "benchmarks.bench_probes",
     "collect": "benchmarks.bench_collect",
     "rules": "benchmarks.bench_rules",
-    "rules": "benchmarks.bench_rules",
     "daemon": "benchmarks.bench_daemon",
     "scrape": "benchmarks.bench_scrape",
     "check-data": "benchmarks.bench_check_data",

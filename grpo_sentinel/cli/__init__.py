@@ -21,7 +21,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("grpo_sentinel.cli.status:status", "Show ranks, layers, findings and requests of a run."),
     "halt": ("grpo_sentinel.cli.halt:halt", "Ask a run to save a checkpoint and stop."),
     "checkpoint": ("grpo_sentinel.cli.halt:checkpoint", "Ask a run to save a checkpoint."),
-    "check": ("grpo_sentinel.cli.check:check", "Check a checkpoint before it is trusted."),
+    "check": ("grpo_sentinel.cli.check:check", "Check data, reward, environment, settings or a checkpoint."),
     "resume-point": ("grpo_sentinel.cli.resume_point:resume", "Print the checkpoint that a restart should use."),
     "incident": ("grpo_sentinel.cli.incident:incident", "List, show, export and replay incident bundles."),
     "replay": ("grpo_sentinel.cli.replay:replay", "Run the rules over past runs, ours or a trainer's own logs."),
