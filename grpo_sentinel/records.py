@@ -217,6 +217,7 @@ class ControlWord:
     deadline_wall_ns: int = 0
     reason: str = ""
     requested_by: str = ""  # rule name, or "user"
+    made_wall_ns: int = 0  # 0 = not known; a process that began later was not meant
     skip_above_norm: float = float("inf")  # gate: skip updates whose global pre-clip norm exceeds it
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from grpo_sentinel.agent.null import NOTHING, Verdict
+from grpo_sentinel.protocol.identity import process_began_ns
 from grpo_sentinel.records import Ack, Action, ControlWord, HaltState
 
 _CARRIED_OUT: dict[str, int] = {}
@@ -43,6 +44,7 @@ class HaltDesk:
         self._control = control
         self._acknowledge = acknowledge
         self._where = where
+        self._born_ns = process_began_ns()
         self._current: _Request | None = None
         self._refused = 0
 
@@ -83,9 +85,15 @@ class HaltDesk:
         return request.action
 
     def _pending_id(self) -> int:
-        """Give the id of this node's own unhandled request, 0 when there is none."""
-        handled = _CARRIED_OUT.get(self._where, 0)
-        return self.word.request_id if self.word.action >= Action.CHECKPOINT and self.word.request_id > handled else 0
+        """Give the id of this node's own unhandled request, 0 when there is none.
+
+        A run that is started again under its old name finds the old control file: what was asked of the processes
+        before it is not asked of this one, or a run resumed after a halt would halt again at once.
+        """
+        word = self.word
+        if word.action < Action.CHECKPOINT or word.request_id <= _CARRIED_OUT.get(self._where, 0):
+            return 0
+        return 0 if 0 < word.made_wall_ns < self._born_ns else word.request_id
 
     def verdict(self, *, skipped: bool) -> Verdict:
         """Turn the request being carried out into what the loop should do now."""

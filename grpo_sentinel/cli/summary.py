@@ -54,7 +54,10 @@ def was_halted(root: Path, run_id: str, started_ns: int) -> bool:
         except SentinelError:
             continue
         closed, ack = reader.closed, reader.acknowledgement()
+        created = reader.identity.created_wall_ns
         reader.close()
+        if created < started_ns:  # of an earlier run of this name, with more ranks
+            continue
         if closed is not None and closed.startswith("halted"):
             return True
         if ack is not None and ack.state is HaltState.DONE and ack.request_id in halting:
@@ -77,8 +80,8 @@ def write_summary(
     path = history_path(state_dir(config), socket.gethostname())
     try:
         with HistoryReader(path) as reader:
-            findings = reader.findings(directory.name)
-            requests = reader.requests(directory.name)
+            findings = [one for one in reader.findings(directory.name) if one.wall_ns >= started_ns]
+            requests = [one for one in reader.requests(directory.name) if one.updated_wall_ns >= started_ns]
     except SentinelError as error:
         say(f"run {directory.name} ended with exit code {code}; no summary: {error}")
         return
@@ -88,8 +91,9 @@ def write_summary(
         say(f"  {finding.severity.name.lower()}, {finding.layer}, since step {finding.onset_step}: {finding.message}")
     for finding in [one for one in told if one.root_id and one.severity is Severity.CRITICAL][:_MOST_FINDINGS]:
         say(f"    then critical, {finding.layer}: {finding.message}")
-    if requests and requests[-1].request_id:
-        last = requests[-1]
+    made = [one for one in requests if one.request_id and one.requested_wall_ns >= started_ns]
+    if made:
+        last = made[-1]
         say(f"  request {last.request_id} by {last.requested_by}: {last.state.name.lower()}"
             + (f" at step {last.step}" if last.step else "") + (f", {last.detail}" if last.detail else ""))  # fmt: skip
     pinned = next((one.pinned_checkpoint for one in reversed(requests) if one.pinned_checkpoint), "")

@@ -163,12 +163,18 @@ class RankCollector:
 
     def _expected(self) -> list[int]:
         """Ranks whose absence from a frame is worth a word: all but those that finished."""
-        segments = self._segments.values()
-        return [segment.identity.rank for segment in segments if segment.liveness is not Liveness.CLOSED]
+        return [segment.identity.rank for segment in self._members() if segment.liveness is not Liveness.CLOSED]
+
+    def _members(self) -> list[RankSegment]:
+        """Leave out ranks of an earlier, larger world: files that stay when a run is started again with fewer."""
+        identities = [segment.identity for segment in self._segments.values()]
+        world = max(identities, key=lambda identity: identity.created_wall_ns).world_size if identities else 0
+        return [segment for segment in self._segments.values() if segment.identity.rank < world or not segment.is_over]
 
     def _statuses(self) -> dict[int, RankStatus]:
-        newest = max((segment.last_step for segment in self._segments.values()), default=0)
-        return {segment.identity.rank: segment.status(newest) for segment in self._segments.values()}
+        members = self._members()
+        newest = max((segment.last_step for segment in members), default=0)
+        return {segment.identity.rank: segment.status(newest) for segment in members}
 
 
 def _in_time(records: Iterable[StepRecord]) -> list[StepRecord]:

@@ -11,7 +11,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from grpo_sentinel.clock import Clock
+from grpo_sentinel.collectors.ranks import RankCollector
 from grpo_sentinel.errors import HistoryError
+from grpo_sentinel.halting.progress import begun_ns
 from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.history.replay import frames
 from grpo_sentinel.records import EventRecord, Frame
@@ -24,10 +27,11 @@ REPLAY_STEPS = 1000
 
 
 def resume(
-    engine: Engine, history: Path, run_id: str, steps: int = REPLAY_STEPS
+    engine: Engine, history: Path, run_id: str, steps: int = REPLAY_STEPS, *, since_wall_ns: int = 0
 ) -> tuple[dict[int, Cursor], dict[str, object]]:
     """Replay the last `steps` steps of a run into `engine`; gives the ranks' cursors and the trainer's configuration.
 
+    What was recorded before `since_wall_ns` belongs to earlier processes of the same name and is left out.
     Both are empty when the history does not know the run. Raises `HistoryError` when it cannot be read.
     """
     if not history.exists():
@@ -41,13 +45,23 @@ def resume(
         newest = max((status.last_step for status in reader.latest(run_id).ranks.values()), default=0)
         since = max(0, newest - steps)
         for item in _merged(
-            reader.events(run_id, since_step=since), _whole(frames(reader.records(run_id, since_step=since), run_id))
+            (event for event in reader.events(run_id, since_step=since) if event.wall_ns >= since_wall_ns),
+            _whole(frames((r for r in reader.records(run_id, since_step=since) if r.wall_ns >= since_wall_ns), run_id)),
         ):
             if isinstance(item, Frame):
                 engine.frame(item)
             else:
                 engine.event(item)
         return reader.cursors(run_id), dict(run.context)
+
+
+def begun(directory: Path, clock: Clock) -> int:
+    """Give when the ranks of a run that live now attached, in wall ns; 0 when none lives."""
+    collector = RankCollector(directory, clock)
+    try:
+        return begun_ns(collector.poll().ranks)
+    finally:
+        collector.close()
 
 
 def _opened(history: Path) -> HistoryReader:
@@ -82,4 +96,4 @@ def _merged(events: Iterable[EventRecord], whole: Iterable[Frame]) -> Iterator[E
     yield from waiting
 
 
-__all__ = ["REPLAY_STEPS", "HistoryError", "resume"]
+__all__ = ["REPLAY_STEPS", "HistoryError", "begun", "resume"]

@@ -21,7 +21,17 @@ from grpo_sentinel.daemon.health import Health
 from grpo_sentinel.daemon.pins import Pins
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting import HaltController
-from grpo_sentinel.records import Action, EventRecord, Finding, FindingState, Liveness, Sample, Severity, StepRecord
+from grpo_sentinel.records import (
+    Action,
+    EventRecord,
+    Finding,
+    FindingState,
+    HaltState,
+    Liveness,
+    Sample,
+    Severity,
+    StepRecord,
+)
 from grpo_sentinel.rules.engine import Engine
 from grpo_sentinel.views import Cursor, HaltStatus, RankBatch, RankStatus, SinkBatch, Snapshot
 
@@ -31,6 +41,7 @@ TICK_NS = 250_000_000  # silence, death and stragglers are judged so often
 PUBLISH_NS = 200_000_000  # records are handed on in bundles of so long; findings at once
 IDLE_PUBLISH_NS = 1_000_000_000
 ABSTAIN_NS = 5_000_000_000  # why rules cannot judge is asked so often: it walks over all of them
+_LIVING = (Liveness.ALIVE, Liveness.UNKNOWN)
 OVER_POLL_NS = 2_000_000_000  # a run that has ended is looked at so often
 
 
@@ -70,6 +81,7 @@ class RunWatch:
             dead_seconds=config.rank_dead_seconds,
         )
         self._ranks: Mapping[int, RankStatus] = {}
+        self._processes: set[tuple[int, int]] = set()  # of all ranks seen so far: pid and its start
         self._notes: dict[str, str] = {}
         self._records: list[StepRecord] = []
         self._events: list[EventRecord] = []
@@ -96,7 +108,7 @@ class RunWatch:
         return bool(self._ranks) and not self._alive()
 
     def _alive(self) -> bool:
-        return any(status.liveness in (Liveness.ALIVE, Liveness.UNKNOWN) for status in self._ranks.values())
+        return any(status.liveness in _LIVING for status in self._ranks.values())
 
     def turn(self, samples: Sequence[Sample]) -> SinkBatch | None:
         """Take in what is new, judge, act; gives a batch when it is time to hand one on. Never raises."""
@@ -119,7 +131,7 @@ class RunWatch:
     # ---- judging
 
     def _judge(self, batch: RankBatch, samples: Sequence[Sample], now: int) -> list[Finding]:
-        findings: list[Finding] = []
+        findings = self._guard("restart", self._notice_restart)
         for event in batch.events:
             if event.kind == "config" and (event.rank == 0 or not self._context):
                 self._context.update(event.body)  # one rank speaks for all, rank 0 where it is on this node
@@ -133,6 +145,12 @@ class RunWatch:
             self._ticked_ns = now
             findings += self._guard("tick", lambda: self._engine.tick(self._clock.wall_ns(), self._ranks))
         return findings
+
+    def _notice_restart(self) -> Iterable[Finding]:
+        """Let the rules begin anew when all ranks are new processes: a run resumed under its old name."""
+        seen, self._processes = self._processes, self._processes | {*map(_process, self._ranks.values())}
+        alive = {_process(status) for status in self._ranks.values() if status.liveness in _LIVING}
+        return self._engine.begin_anew() if alive and seen and not alive & seen else ()
 
     def _guard(self, what: str, judge: Callable[[], Iterable[Finding]]) -> list[Finding]:
         """Run one part of the rules; an error in a rule is counted and said once, the loop goes on."""
@@ -271,6 +289,8 @@ def _tell(finding: Finding) -> None:
 
 
 def _tell_halt(halt: HaltStatus, before: HaltStatus) -> None:
+    if halt.state is HaltState.NONE and not halt.dry_run:
+        return
     if halt.dry_run:
         log.warning("%s (%s)", halt.detail, halt.reason)
         return
@@ -282,6 +302,10 @@ def _tell_halt(halt: HaltStatus, before: HaltStatus) -> None:
     more = f": {halt.detail}" if halt.detail else ""
     log.warning("request %d (%s, by %s) %s%s%s", halt.request_id, halt.action.name.lower().replace("_", "-"),
                 halt.requested_by, halt.state.name.lower(), at, more)  # fmt: skip
+
+
+def _process(status: RankStatus) -> tuple[int, int]:
+    return status.identity.pid, status.identity.pid_start_ticks
 
 
 def unbounded(value: float | None) -> float:

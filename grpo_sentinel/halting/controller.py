@@ -21,7 +21,7 @@ from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting import journal
 from grpo_sentinel.halting.escalation import Escalation, TakeStacks
 from grpo_sentinel.halting.launcher import LauncherHandle
-from grpo_sentinel.halting.progress import TERMINAL, progress_of
+from grpo_sentinel.halting.progress import TERMINAL, begun_ns, progress_of
 from grpo_sentinel.protocol import ControlReader, write_control
 from grpo_sentinel.records import Action, ControlWord, EventRecord, Finding, FindingState, HaltState
 from grpo_sentinel.views import HaltStatus, RankStatus
@@ -73,6 +73,8 @@ class HaltController:
         self._served: set[str] = set()
         self._rule_requests = 0
         self._last_rule_ns: int | None = None
+        self._begun_ns = 0  # when the ranks that live now attached
+        self._asking = False  # the control file holds a request that trainers may still take up
         self._elsewhere: tuple[Action, str] = (Action.CHECKPOINT_AND_HALT, "asked on another node, or by the gate")
         self._take_up()
         if math.isfinite(skip_above_norm) and not self.status.request_id:
@@ -84,11 +86,7 @@ class HaltController:
     def _take_up(self) -> None:
         """Go on where an earlier daemon, or a command without one, left off."""
         past = journal.load(self._directory)
-        for entry in past:
-            self._served.update(entry.finding_ids)
-            if entry.by_rule:
-                self._rule_requests += 1
-                self._last_rule_ns = entry.wall_ns
+        self._count(past)
         reader = ControlReader(self._directory)
         word = reader.read()
         reader.close()
@@ -96,6 +94,9 @@ class HaltController:
             self._last_id = past[-1].request_id if past else 0
             return
         self._last_id = max(word.request_id, past[-1].request_id if past else 0)
+        self._asking = word.action >= Action.CHECKPOINT
+        if not self._asking:
+            return
         made_ns = next((entry.wall_ns for entry in past if entry.request_id == word.request_id), None)
         if made_ns is None:
             made_ns = word.deadline_wall_ns - round(self._config.acknowledge_seconds * 1e9)
@@ -108,6 +109,29 @@ class HaltController:
             requested_wall_ns=made_ns,
             updated_wall_ns=made_ns,
         )
+
+    def _count(self, past: Sequence[journal.Entry]) -> None:
+        """Charge earlier requests to the budget, and remember the findings that they served."""
+        self._served = {finding_id for entry in past for finding_id in entry.finding_ids}
+        by_rule = [entry.wall_ns for entry in past if entry.by_rule]
+        self._rule_requests = len(by_rule)
+        self._last_rule_ns = by_rule[-1] if by_rule else None
+
+    def _begin_anew(self, ranks: Mapping[int, RankStatus]) -> None:
+        """Forget what was asked of earlier ranks when the run was started again under its name, say after a halt."""
+        begun = begun_ns(ranks)
+        if begun <= self._begun_ns:
+            return
+        self._begun_ns = begun
+        self._count([entry for entry in journal.load(self._directory) if entry.wall_ns >= begun])
+        if 0 < self.status.requested_wall_ns < begun:
+            self.status = HaltStatus(pinned_checkpoint=self.status.pinned_checkpoint, updated_wall_ns=begun)
+            self._waiting = None
+
+    def _withdraw(self) -> None:
+        """Take a request that has ended out of the control file: nobody may take it up late. Ids go on from it."""
+        write_control(self._directory, ControlWord(request_id=self._last_id, skip_above_norm=self._bound))
+        self._asking = False
 
     @property
     def open(self) -> bool:
@@ -131,6 +155,7 @@ class HaltController:
             if finding.state is FindingState.FIRING
             and finding.action >= Action.CHECKPOINT
             and finding.finding_id not in self._served
+            and finding.wall_ns >= self._begun_ns
         ]
         if not asking or not self._config.enabled or self.halted or self.status.state is HaltState.FINISHED:
             return
@@ -195,9 +220,11 @@ class HaltController:
             deadline_wall_ns=now + round(self._config.acknowledge_seconds * 1e9),
             reason=wish.reason,
             requested_by=wish.requested_by,
+            made_wall_ns=now,
             skip_above_norm=self._bound,
         )
         write_control(self._directory, word)
+        self._asking = True
         self._last_id = request_id
         self._escalation = self._new_escalation()
         self._acted_ns = 0
@@ -257,10 +284,13 @@ class HaltController:
 
     def poll(self, ranks: Mapping[int, RankStatus]) -> HaltStatus:
         """Follow the request under way, escalate when it is overdue, start what waited; gives the status."""
+        self._begin_anew(ranks)
         if not self.open:
             self._adopt(ranks)
         if self.open:
             self._follow(ranks)
+        if self._asking and not self.open:
+            self._withdraw()
         if not self.open and self._waiting is not None:
             wish, self._waiting = self._waiting, None
             if not self.halted and self.status.state is not HaltState.FINISHED:
@@ -312,14 +342,19 @@ class HaltController:
         if newest.request_id == self.status.request_id and newest.step == self.status.step:
             return
         self._last_id = max(self._last_id, newest.request_id)
+        made = [entry for entry in journal.load(self._directory) if entry.request_id == newest.request_id]
+        action, reason = self._elsewhere
+        by = "elsewhere"
+        if made and made[-1].wall_ns <= newest.wall_ns:  # asked here, and followed by a daemon before this one
+            action, reason, by = made[-1].action, made[-1].reason, made[-1].requested_by
         self._escalation = self._new_escalation()
         self._acted_ns = newest.wall_ns
         self.status = HaltStatus(
             request_id=newest.request_id,
             state=HaltState.VOTED,
-            action=self._elsewhere[0],
-            reason=self._elsewhere[1],
-            requested_by="elsewhere",
+            action=action,
+            reason=reason,
+            requested_by=by,
             step=newest.step,
             requested_wall_ns=min(
                 status.acknowledgement.wall_ns

@@ -29,6 +29,12 @@ class Progress:
     wall_ns: int = 0  # newest acknowledgement
 
 
+def begun_ns(ranks: Mapping[int, RankStatus]) -> int:
+    """Give when the first of the ranks that live now attached; 0 when none lives."""
+    alive = (Liveness.ALIVE, Liveness.UNKNOWN)
+    return min((status.identity.created_wall_ns for status in ranks.values() if status.liveness in alive), default=0)
+
+
 def progress_of(request_id: int, since_wall_ns: int, ranks: Mapping[int, RankStatus]) -> Progress:
     """Judge the request `request_id`, made at `since_wall_ns`; acknowledgements older than that are another run's."""
     acks = {

@@ -47,6 +47,7 @@ def decode_control(data: bytes) -> ControlWord | None:
             deadline_wall_ns=int(fields["deadline_wall_ns"]),
             reason=str(fields["reason"]),
             requested_by=str(fields["requested_by"]),
+            made_wall_ns=int(fields.get("made_wall_ns", 0)),
             skip_above_norm=float(fields["skip_above_norm"]),
         )
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -78,6 +78,13 @@ def start_ticks(pid: int) -> int:
         return 0
 
 
+def process_began_ns() -> int:
+    """Wall time at which this process began, in ns; 0 when it cannot be told."""
+    ticks = start_ticks(os.getpid())
+    lived = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - round(lived * 1e9) if ticks else 0
+
+
 def pid_namespace() -> int:
     """Inode of this process's pid namespace, 0 when it cannot be read."""
     try:

@@ -67,6 +67,18 @@ class Engine:
         self._off = off
         self._set_rules(changed)
 
+    def begin_anew(self) -> list[Finding]:
+        """Forget the run so far, which was started again by new processes; gives what fired, as resolved then."""
+        fired = self._roots.firing()
+        gone = [replace(finding, state=FindingState.RESOLVED, wall_ns=finding.wall_ns + 1) for finding in fired]
+        self._trackers.clear()
+        self._boards.clear()
+        self._looks.clear()
+        self._roots = RootCause(rule.name for rule in self._given if rule.bound)
+        self._attribution = Attribution()
+        self._step = 0
+        return gone
+
     def frame(self, frame: Frame) -> list[Finding]:
         """Judge one step of all ranks."""
         if not frame.ranks:

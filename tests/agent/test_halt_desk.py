@@ -1,10 +1,13 @@
 """One request's life on a rank, told by its acknowledgements."""
 
 import itertools
+import time
+from dataclasses import replace
 
 import pytest
 
 from grpo_sentinel.agent.halt import HaltDesk
+from grpo_sentinel.protocol.identity import process_began_ns
 from grpo_sentinel.records import Action, ControlWord, HaltState
 
 _places = itertools.count()
@@ -110,4 +113,15 @@ def test_a_halt_that_comes_while_a_checkpoint_is_agreed_gets_a_vote_of_its_own(d
     desk.agreed(6, 3, step=9)  # another node's checkpoint
     desk.verdict(skipped=False)
     desk.saved("/here/checkpoint-9")
+    assert desk.pending().request_id == 5
+
+
+def test_what_was_asked_of_the_processes_before_this_one_is_not_asked_of_it(desk):
+    began = process_began_ns()
+    assert 0 < began < time.time_ns()
+    desk.paper.word = replace(ask(4), made_wall_ns=began - 10**9)
+    assert desk.pending() is None, "a run resumed after a halt must not halt at once"
+    desk.run_ended(12)
+    assert desk.acks == []
+    desk.paper.word = replace(ask(5), made_wall_ns=began + 10**9)
     assert desk.pending().request_id == 5

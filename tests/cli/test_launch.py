@@ -42,6 +42,20 @@ def test_a_halted_run_returns_83_and_tells_where_the_checkpoint_is(config: Path,
     assert "history.sqlite" in done.stderr
 
 
+def test_a_run_resumed_under_its_name_after_a_halt_goes_on_and_can_be_halted_again(
+    config: Path, tmp_path: Path
+) -> None:
+    bad = (sys.executable, FAKE, "--output-dir", tmp_path / "out", "--save-steps", 5, "--bad-from", 30)
+    assert launch(config, *bad).returncode == 83
+    resumed = launch(config, sys.executable, FAKE, "--steps", 60)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "halted" not in resumed.stderr
+    assert "nothing above a note was found" in resumed.stderr, "the summary is of this launch"
+    again = launch(config, *bad)
+    assert again.returncode == 83, again.stderr
+    assert "request 2 by" in again.stderr
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_trainers_own_exit_code_is_returned(config: Path, code: int) -> None:
     done = launch(config, sys.executable, FAKE, "--steps", 3, "--exit-code", code)

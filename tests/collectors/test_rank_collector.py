@@ -374,3 +374,12 @@ def test_eight_ranks_for_long_keep_memory_bounded(run: Path) -> None:
         for writer in writers:
             writer.close()
     assert grown < 500_000
+
+
+def test_files_of_an_earlier_larger_world_are_no_ranks_of_the_run_started_again(run: Path) -> None:
+    for rank in range(3):
+        RankWriter(run, replace(new_identity(rank, rank, 3, "run"), created_wall_ns=10)).close("halted")
+    with_two = [RankWriter(run, new_identity(rank, rank, 2, "run")) for rank in range(2)]
+    assert sorted(Watch(run).poll().ranks) == [0, 1]
+    for writer in with_two:
+        writer.close()

@@ -224,3 +224,38 @@ def test_the_gates_bound_goes_ahead_of_any_request(tmp_path: Path, clock: Manual
     assert word is not None
     assert (word.request_id, word.skip_above_norm) == (0, 50.0)
     assert math.isinf(ControlWord(request_id=0).skip_above_norm)
+
+
+def test_a_request_that_has_ended_is_withdrawn_and_its_number_not_used_again(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    halting = controller(tmp_path, clock)
+    halting.request(Action.CHECKPOINT, "")
+    assert control(tmp_path).action is Action.CHECKPOINT  # type: ignore[union-attr]
+    clock.advance(1)
+    halting.poll({0: acked(HaltState.DONE, clock)})
+    word = control(tmp_path)
+    assert word is not None
+    assert (word.request_id, word.action) == (1, Action.NOTE)
+    assert controller(tmp_path, clock).request(Action.CHECKPOINT, "") == 2
+
+
+def test_a_run_started_again_under_its_name_can_be_halted_again_but_not_for_what_was(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    halting = controller(tmp_path, clock)
+    old = replace(finding(), wall_ns=clock.wall_ns())
+    halting.consider([old])
+    clock.advance(1)
+    halting.poll({0: acked(HaltState.DONE, clock)})
+    assert halting.halted
+    clock.advance(60)
+    who = replace(status().identity, created_wall_ns=clock.wall_ns())
+    for taken_up in (halting, controller(tmp_path, clock)):  # the daemon that saw the halt, and one started since
+        assert taken_up.poll({0: status(who=who)}).state is HaltState.NONE
+        assert not taken_up.halted
+        taken_up.consider([old])
+        assert taken_up.status.state is HaltState.NONE, "what fired before the restart asks for nothing"
+    clock.advance(1)
+    halting.consider([replace(finding(onset=9), wall_ns=clock.wall_ns())])
+    assert (halting.status.request_id, halting.status.state) == (2, HaltState.REQUESTED)

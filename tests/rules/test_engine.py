@@ -289,3 +289,12 @@ def test_findings_keep_what_a_person_needs() -> None:
     assert found.remedies
     assert "R01" in found.reference
     assert replace(found, root_id="") == found
+
+
+def test_a_run_begun_anew_resolves_what_fired_and_fires_again() -> None:
+    engine = engine_of(rule(resolve_after=20))
+    engine.frame(frame(5, {"policy.x": 2}))
+    gone = engine.begin_anew()
+    assert states(gone) == ["resolved"]
+    assert engine.active() == ()
+    assert states(engine.frame(frame(3, {"policy.x": 2}))) == ["firing"]
