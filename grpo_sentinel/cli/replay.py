@@ -47,6 +47,7 @@ def replay(
     from grpo_sentinel.cli.rendering import print_json
     from grpo_sentinel.cli.replaying import play, sources_of
     from grpo_sentinel.cli.runs import settings
+    from grpo_sentinel.history.sources import SourceError
     from grpo_sentinel.records import Severity
     from grpo_sentinel.rules import load_rules
 
@@ -63,7 +64,7 @@ def replay(
         _print(outcomes)
     if not any(outcome.frames for outcome in outcomes):
         names = ", ".join(source.name for source in found)
-        raise click.ClickException(f"no step in {names}: nothing was judged")
+        raise SourceError(f"no step in {names}: nothing was judged")
     worst = max((worst for outcome in outcomes if (worst := outcome.worst()) is not None), default=None)
     return 1 if worst is not None and worst >= Severity[fail_on.upper()] else 0
 

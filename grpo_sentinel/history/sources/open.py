@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -70,11 +71,19 @@ def _head(path: Path) -> bytes:
         with open(path, "rb") as file:
             head = file.read(_HEAD)
         if head.startswith(GZIP):
-            with gzip.open(path, "rb") as unpacked:
-                head = unpacked.read(_HEAD)
-    except (OSError, *TORN) as error:
+            head = _unpacked_head(path)
+    except OSError as error:
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"cannot read {path}: {reason}; give a readable file") from error
+    return head
+
+
+def _unpacked_head(path: Path) -> bytes:
+    """Unpack the beginning of an archive, as far as it goes."""
+    head = b""
+    with gzip.open(path, "rb") as unpacked, suppress(*TORN):
+        while len(head) < _HEAD and (piece := unpacked.read1(4096)):
+            head += piece
     return head
 
 

@@ -34,22 +34,32 @@ def signal_name(raw: str) -> str:
     return canonical(raw) or raw
 
 
+@lru_cache(maxsize=4096)
+def count_name(signal: str) -> str:
+    """Give the count of non-finite values that stands beside a signal, "" when there is none."""
+    base, bracket, label = signal.partition("[")
+    count = _COUNTS.get(base)
+    return count + bracket + label if count else ""
+
+
 def signals(raw: Mapping[str, float | None], form: str = "") -> dict[str, float]:
     """Translate one row; None means that every value was NaN. The first of two names of one signal wins."""
     out: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for name, given in raw.items():
         signal = signal_name(name)
         if signal in out:
             continue
         value = math.nan if given is None else given
-        if not math.isfinite(value):
-            base, bracket, label = signal.partition("[")
-            count = _COUNTS.get(base)
-            if count is not None:
-                out[count + bracket + label] = 1.0
-            if value != value and signal.startswith(_NAN_IS_NORMAL):
-                continue
+        count = count_name(signal)
+        bad = value - value != 0  # not finite
+        if count:
+            counts[count] = 1.0 if bad else counts.get(count, 0.0)
+        if bad and value != value and signal.startswith(_NAN_IS_NORMAL):
+            continue
         out[signal] = value
+    for count, value in counts.items():
+        out.setdefault(count, value)
     if form in _ROUNDED and out.get("optimizer.learning_rate") == 0.0:
         del out["optimizer.learning_rate"]
     return out

@@ -41,7 +41,8 @@ def _source(path: Path, run: RunInfo, of: int) -> Source:
 
 def _items(path: Path, run: RunInfo, progress: Progress) -> Iterator[Item]:
     with HistoryReader(path) as reader:
-        progress.total = max((one.last_step for one in reader.latest(run.run_id).ranks.values()), default=0)
+        newest = reader.query("SELECT MAX(step) FROM records WHERE run=?", (reader.run_key(run.run_id),))
+        progress.total = newest[0][0] or 0
         events = reader.events(run.run_id)
         event = next(events, None)
         samples = _samples(reader, run.run_id)
