@@ -26,8 +26,6 @@ COMPARE ?=
 STEPS ?=
 # files of tests side by side; each test has directories, ports and processes of its own
 PYTEST_ARGS ?= -n 2 --dist loadfile
-# for example: make test PYTEST_ARGS="-n 2 --dist loadfile"
-PYTEST_ARGS ?=
 
 .PHONY: help demo test test-light slow lint types bench docs docs-check clean system-packages
 

@@ -1,4 +1,4 @@
-"""Replay: step records of 50 signals through all rules, from our history and from other sources; memory; where time goes.
+"""Replay: step records of 50 signals through all rules, from history and other sources; memory; where time goes.
 
 The figure for a million records is a slice, multiplied: the cost per record is constant (`bench_rules` shows it). Say
 `python -m benchmarks.bench_replay --records 1000000` for a whole one.
@@ -53,7 +53,7 @@ def _measure(record: Record, records: int, folder: Path) -> None:
     name = "replay_million_records_s"
     if records < 1_000_000:
         name += "_extrapolated"
-    record(name, cpu / records * 1e6, "s", peer=f"limit 300 s, {records} records of {SIGNALS} signals", peer_value=300.0)
+    record(name, cpu / records * 1e6, "s", peer=f"limit 300 s, {records} records, {SIGNALS} signals", peer_value=300.0)
     record("replay_wall_over_cpu", wall / cpu, "", peer="1 on a machine that is free")
     record("replay_memory_growth_mib", _peak_mib() - before, "MiB", peer=f"over {records} records")
     small = folder / "rows.jsonl"
@@ -108,7 +108,7 @@ def _write_history(path: Path, records: int) -> None:
             StepRecord(
                 run_id="bench", rank=0, sequence=step, step=step, kind=Kind.STEP, mode=Mode.TRAIN, micro_batch=0,
                 generation=0, monotonic_ns=wall_ns, wall_ns=wall_ns, values=row,
-            )  # fmt: skip
+            )
         )
         if len(block) == _BLOCK or step == records:
             history.write(SinkBatch(run_id="bench", node="bench", wall_ns=wall_ns, records=tuple(block)))

@@ -62,7 +62,7 @@ def jsonl(path: Path, broken: bool) -> Path:
 def text(path: Path, broken: bool) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     lines = [
-        f" 2%|▏  | {step}/{STEPS} [03:44<2:26:29, 22.25s/it]\n{ {k: v for k, v in row.items()} }" for step, row in rows(broken)
+        f" 2%|▏  | {step}/{STEPS} [03:44<2:26:29, 22.25s/it]\n{ dict(row.items()) }" for step, row in rows(broken)
     ]
     (path / "train.log").write_text("\n".join(lines))
     return path / "train.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from pathlib import Path
@@ -87,10 +88,8 @@ def test_a_record_that_claims_to_be_huge_costs_no_memory(tmp_path: Path) -> None
 @given(st.binary(max_size=400))
 @settings(max_examples=200, deadline=None)
 def test_no_bytes_make_the_message_reader_fail_otherwise_than_by_its_own_error(data: bytes) -> None:
-    try:
+    with contextlib.suppress(Damaged):
         list(fields(data))
-    except Damaged:
-        pass
     assert len(list(scalars(iter([data])))) <= 400
 
 

@@ -39,8 +39,8 @@ def local(tensor: Any) -> torch.Tensor:
 def flat(tensor: Any) -> torch.Tensor | None:
     """View the local part of a tensor as one dimension, floating or complex; None when it cannot be read.
 
-    To be called without autograd. The view shares memory with the tensor (a copy only for sparse, expanded and gapped ones) and must not outlive the
-    call that made it.
+    To be called without autograd. The view shares memory with the tensor (a copy only for sparse, expanded and gapped
+    ones) and must not outlive the call that made it.
     """
     if type(tensor) in _PLAIN_TYPES and tensor.dtype in _PLAIN_DTYPES and tensor.layout is torch.strided:
         if tensor.is_contiguous() and not tensor.is_meta:
