@@ -94,7 +94,8 @@ class Pins:
             name, count = next(iter(report.nonfinite.items()))
             log.warning("%s holds %d non-finite values in %s: not kept, looking further back", kept, count, name)
             shutil.rmtree(kept, ignore_errors=True)
-        log.warning("no whole checkpoint from before step %d in %s: nothing to keep", onset, directory)
+        if not any(0 <= _step(path) < onset for path in self.paths):
+            log.warning("no whole checkpoint from before step %d in %s: nothing to keep", onset, directory)
         return None
 
     def _keep(self, checkpoint: Checkpoint) -> Path:

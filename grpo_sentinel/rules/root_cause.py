@@ -35,10 +35,12 @@ class RootCause:
         self._gap = gap_steps
         self._linger = linger_steps
         self._open: dict[str, Finding] = {}
+        self._told_ns: dict[str, int] = {}  # when each was first told; a refined version carries a later time
 
     def add(self, finding: Finding) -> tuple[Finding, list[Finding]]:
         """Place a new finding; gives it with its root, and the older findings whose root changed by it."""
         self._forget(finding.step)
+        self._told_ns[finding.finding_id] = finding.wall_ns
         roots = [known for known in self._open.values() if self._explains(known, finding)]
         if roots:
             first = min(roots, key=self.order)
@@ -69,11 +71,15 @@ class RootCause:
         return tuple(out)
 
     def order(self, finding: Finding) -> tuple[Any, ...]:
-        """Sort key of a chain: notes last, then onset, bounds, layer, announced first, graver."""
+        """Sort key of a chain: notes last, then onset, bounds, layer, step, graver, told first.
+
+        Of two ranks that die within one step the one seen dead first took the other along.
+        """
         layer = LAYERS.index(finding.layer)
         note = finding.severity is Severity.NOTE
         guess = finding.rule not in self._bounds
-        return note, finding.onset_step, guess, layer, finding.step, -int(finding.severity), finding.finding_id
+        told = self._told_ns.get(finding.finding_id, finding.wall_ns)
+        return note, finding.onset_step, guess, layer, finding.step, -int(finding.severity), told, finding.finding_id
 
     def _gravity(self, root: Finding, firing: Iterable[Finding]) -> int:
         return max([int(root.severity)] + [int(f.severity) for f in firing if f.root_id == root.finding_id])
@@ -107,3 +113,4 @@ class RootCause:
         for name, finding in list(self._open.items()):
             if finding.state is FindingState.RESOLVED and finding.step < step - self._linger:
                 del self._open[name]
+                self._told_ns.pop(name, None)

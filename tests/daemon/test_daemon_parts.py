@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import threading
 import time
@@ -113,6 +114,24 @@ def test_an_incident_pins_once_a_critical_finding_pins_again_and_the_number_is_b
         settled(background)
     assert len(told) == MOST_PINS
     one.consider([replace(mild, state=FindingState.RESOLVED), finding("n", Action.NOTE, severity=Severity.NOTE)])
+
+
+def test_nothing_is_missed_when_rotation_takes_a_checkpoint_that_is_kept_already(
+    tmp_path: Path, background: Background, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = checkpoint(tmp_path / "out", 8)
+    told: list[str] = []
+    one = pins(tmp_path, background, told)
+    one.consider([finding("first", Action.ALERT, onset=12)])
+    settled(background)
+    shutil.rmtree(saved)
+    one.consider([finding("grave", onset=12)])
+    settled(background)
+    assert len(told) == 1
+    assert "nothing to keep" not in caplog.text
+    one.consider([finding("earlier", onset=5)])
+    settled(background)
+    assert "nothing to keep" in caplog.text
 
 
 def test_nothing_is_kept_when_it_is_switched_off(tmp_path: Path, background: Background) -> None:

@@ -105,3 +105,11 @@ def test_a_learning_rate_of_ten_is_the_root_of_the_dead_policy() -> None:
     assert {"update_ratio_huge", "entropy_cliff", "truncation_jump"} <= set(newest)
     assert newest.pop("lr_off_schedule").root_id == ""
     assert {f.root_id for f in newest.values() if f.severity > Severity.NOTE} == {"lr_off_schedule:0:12"}
+
+
+def test_of_equal_findings_the_one_told_first_is_the_root() -> None:
+    roots = RootCause()
+    roots.add(replace(finding("rank_dead", "time", 10), finding_id="rank_dead:1:10", wall_ns=100))
+    torn, moved = roots.add(replace(finding("rank_dead", "time", 10), finding_id="rank_dead:0:10", wall_ns=200))
+    assert torn.root_id == "rank_dead:1:10", "rank 0 died of the death of rank 1"
+    assert moved == []
