@@ -28,6 +28,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "rules": ("grpo_sentinel.cli.rules:rules", "List, show, test and calibrate the rules."),
     "ingest": ("grpo_sentinel.cli.ingest:ingest", "Watch a run that has no agent, by following its log."),
     "diagnose": ("grpo_sentinel.cli.diagnose:diagnose", "Name the first cause of a run from its logs."),
+    "notify": ("grpo_sentinel.cli.notify:notify", "Try the channels of alerts and messages."),
     "doctor": ("grpo_sentinel.cli.doctor:doctor", "Say what is installed, permitted and missing, and the remedy."),
 }
 

@@ -56,6 +56,9 @@ BUILT_IN: dict[str, str] = {
     "prometheus": "grpo_sentinel.sinks.built_in:make_prometheus",
     "jsonl": "grpo_sentinel.sinks.jsonl:make",
     "tensorboard": "grpo_sentinel.sinks.tensorboard:make",
+    "alertmanager": "grpo_sentinel.sinks.alertmanager:make",
+    "webhook": "grpo_sentinel.sinks.webhook:make",
+    "notify": "grpo_sentinel.sinks.notify:make",
 }
 """Sinks that ship, loaded when first asked for."""
 

@@ -225,7 +225,7 @@ def test_a_name_that_nobody_offers_is_refused_with_the_known_ones():
     from grpo_sentinel.errors import ConfigError
     from grpo_sentinel.sinks import load_factory
 
-    with pytest.raises(ConfigError, match="no sink named 'nothing'; known are .*history, .*prometheus"):
+    with pytest.raises(ConfigError, match=r"no sink named 'nothing'; known are .*history, .*prometheus"):
         load_factory("nothing")
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from sentinel_batches import RUN, batch, event, finding, record, sample
+from stand_in import serving
 
 from grpo_sentinel.clock import ManualClock
 from grpo_sentinel.config import QueueConfig, SinksConfig
@@ -15,9 +16,15 @@ from grpo_sentinel.views import HaltStatus, SinkBatch
 
 
 @pytest.fixture(params=BUILT_IN)
-def make(request, tmp_path):
-    context = SinkContext(run_id=RUN, node="node-a", state_dir=tmp_path, clock=ManualClock(), config=SinksConfig())
-    return lambda: load_factory(request.param)(context)
+def make(request, tmp_path, monkeypatch):
+    if request.param == "notify":
+        pytest.importorskip("apprise")
+    with serving() as server:
+        config = SinksConfig.model_validate({"alertmanager": {"url": server.url}})
+        monkeypatch.setenv("GRPO_SENTINEL_WEBHOOK_URL", server.url)
+        monkeypatch.setenv("GRPO_SENTINEL_NOTIFY_URLS", server.url.replace("http://", "json://"))
+        context = SinkContext(run_id=RUN, node="node-a", state_dir=tmp_path, clock=ManualClock(), config=config)
+        yield lambda: load_factory(request.param)(context)
 
 
 BATCHES = {
