@@ -53,6 +53,8 @@ def read_lines(path: str | Path) -> Iterator[Line]:
                     yield from lines_of(unpacked, name)
             else:
                 yield from lines_of(raw, name)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        return  # a torn archive: what could be read has been read
     except OSError as error:
         raise SentinelError(
             f"cannot read the log {name}: {error.strerror or error}; give a readable file, or - for standard input"
@@ -60,15 +62,9 @@ def read_lines(path: str | Path) -> Iterator[Line]:
 
 
 def lines_of(stream: BinaryIO | io.BufferedIOBase, source: str) -> Iterator[Line]:
-    """Give the lines of an open stream; a torn archive ends there."""
+    """Give the lines of an open stream. A torn archive raises what its unpacking raises, after the last whole line."""
     number = 0
-    while True:
-        try:
-            chunk = stream.readline(MAX_LINE)
-        except (EOFError, gzip.BadGzipFile, zlib.error):
-            return  # a torn archive: what could be read has been read
-        if not chunk:
-            return
+    while chunk := stream.readline(MAX_LINE):
         number += 1
         text = chunk.decode("utf-8", errors="replace").rstrip("\n")
         if "\r" in text:

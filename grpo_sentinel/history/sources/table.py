@@ -62,7 +62,7 @@ def _text(file: Any) -> Iterator[str]:
 
 def csv_rows(lines: Iterable[str], progress: Progress) -> Iterator[dict[str, Any]]:
     """Read wide rows; a long table (`step,metric,value`) is joined to wide rows step by step."""
-    stream = iter(lines)
+    stream = (line.replace("\r", "") for line in lines)  # the csv module refuses a lone carriage return
     head = next(stream, "").lstrip("﻿")
     delimiter = max(",;\t", key=head.count)
     names = [_column(name) for name in next(csv.reader([head], delimiter=delimiter), [])]
