@@ -12,6 +12,7 @@ A rank that knows it has no core says "off" at once, so that nobody waits for it
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,11 +80,14 @@ class Handshake:
 def shake_hands(*, timeout_s: float, vote_timeout_s: float) -> Handshake:
     """Agree with all ranks of the default process group on a vote; every rank gets the same answer.
 
-    Waits at most about twice `timeout_s`. Never raises for a rank that is missing; a store that fails does raise.
+    Waits at most about twice `timeout_s`, and half of the job's own time limit for each of the two: a rank without an
+    agent waits in the job's first collective meanwhile, and would give up. Never raises
+    for a rank that is missing; a store that fails does raise.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return Handshake(transport=Alone(), over="alone")
     rank, world = dist.get_rank(), dist.get_world_size()
+    timeout_s = min(timeout_s, _job_limit_s() / 2)
     store = _own_store()
     reason = agree(store, "core", rank=rank, world=world, timeout_s=timeout_s)
     if reason:
@@ -163,6 +167,16 @@ def _own_group(timeout_s: float, vote_timeout_s: float) -> Transport:
     if set_timeout is not None:
         set_timeout(timedelta(seconds=vote_timeout_s), group)
     return transport
+
+
+def _job_limit_s() -> float:
+    """Give the time limit of the job's collectives in seconds; infinity where it cannot be told."""
+    try:
+        group = dist.distributed_c10d._get_default_group()
+        limits = [group._get_backend(device).options._timeout for device in group._device_types]
+        return float(min(limit.total_seconds() for limit in limits))
+    except Exception:  # noqa: BLE001 - backends of others need not have options
+        return math.inf
 
 
 def _job_device() -> str:
