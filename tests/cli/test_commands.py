@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -219,3 +220,11 @@ def test_help_is_fast_and_imports_no_heavy_package() -> None:
     assert time.perf_counter() - began < 3
     for word in ("launch", "run", "status", "halt", "checkpoint", "doctor"):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_no_failure(closed: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m grpo_sentinel.cli launch --no-daemon -- {sys.executable} -c 'exit(7)' {closed}"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60, check=False).returncode == 7
+    command = f"{sys.executable} -m grpo_sentinel.cli doctor {closed}"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60, check=False).returncode in (0, 1)
