@@ -65,6 +65,7 @@ def cli(context: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code. Never raises and never prints a traceback."""
+    _fill_standard_streams()
     try:
         code = cli.main(list(arguments) if arguments is not None else None, "grpo-sentinel", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -82,6 +83,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
         _complain(f"this is a bug: {type(error).__name__}: {error}; {_crash_log()}")
         return CRASH_EXIT_CODE
+
+
+def _fill_standard_streams() -> None:
+    """Open the null device where a standard stream was closed (`>&-`), or the next file opened would become it."""
+    import os
+
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+        setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def _path_of(error: click.ClickException) -> str:
