@@ -81,8 +81,8 @@ def shake_hands(*, timeout_s: float, vote_timeout_s: float) -> Handshake:
     """Agree with all ranks of the default process group on a vote; every rank gets the same answer.
 
     Waits at most about twice `timeout_s`, and half of the job's own time limit for each of the two: a rank without an
-    agent waits in the job's first collective meanwhile, and would give up. Never raises
-    for a rank that is missing; a store that fails does raise.
+    agent waits in the job's first collective meanwhile, and would give up. Never
+    raises for a rank that is missing; a store that fails does raise.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return Handshake(transport=Alone(), over="alone")

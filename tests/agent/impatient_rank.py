@@ -1,15 +1,15 @@
-"""A rank of a job whose collectives give up after six seconds; rank 1 has no agent and goes straight on."""
+"""A rank of a job whose collectives give up after sixteen seconds; rank 1 has no agent and goes straight on."""
 
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-import grpo_sentinel
+from grpo_sentinel.agent import attach
 
-dist.init_process_group("gloo", timeout=timedelta(seconds=6))
+dist.init_process_group("gloo", timeout=timedelta(seconds=16))
 if dist.get_rank() == 0:
     model = torch.nn.Linear(2, 2)
-    grpo_sentinel.attach(model=model, optimizer=torch.optim.SGD(model.parameters())).close()
+    attach(model=model, optimizer=torch.optim.SGD(model.parameters())).close()
 dist.all_reduce(torch.ones(1))
 dist.destroy_process_group()

@@ -49,7 +49,7 @@ def test_a_rank_without_a_core_switches_the_vote_off_everywhere_and_halting_is_r
 def test_waiting_for_a_rank_without_an_agent_does_not_outlast_the_jobs_own_patience(tmp_path):
     script = Path(__file__).with_name("impatient_rank.py")
     assert wait_for(start_ranks(script, [], tmp_path, 2)) == [0, 0]
-    assert "no core on rank 1 within 3 s" in (tmp_path / "rank0.log").read_text()
+    assert "no core on rank 1 within 8 s" in (tmp_path / "rank0.log").read_text()
 
 
 def test_a_rank_that_cannot_attach_says_so_at_once_and_nobody_waits(two):
