@@ -15,6 +15,8 @@ BENCHMARKS = {
     "probes": "benchmarks.bench_probes",
     "collect": "benchmarks.bench_collect",
     "rules": "benchmarks.bench_rules",
+    "replay": "benchmarks.bench_replay",
+    "diagnose": "benchmarks.bench_diagnose",
     "daemon": "benchmarks.bench_daemon",
     "scrape": "benchmarks.bench_scrape",
     "check-data": "benchmarks.bench_check_data",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -12,8 +14,10 @@ from grpo_sentinel.diagnosis.redact import redact
 from grpo_sentinel.diagnosis.triage import judge
 from grpo_sentinel.diagnosis.verdict import Diagnosis
 from grpo_sentinel.diagnosis.view import LogView
-from grpo_sentinel.history.logs.formats import read_trainer_state
+from grpo_sentinel.history.logs.formats import Row
 from grpo_sentinel.history.logs.lines import Line, expand, follow, read_lines
+from grpo_sentinel.history.sources.base import Progress, opened
+from grpo_sentinel.history.sources.state import entries, numbers
 
 
 @click.command()
@@ -47,21 +51,36 @@ def diagnose(logs: tuple[str, ...], as_json: bool, markdown: bool, watch: bool) 
 
 def _read(view: LogView, name: str) -> None:
     if name.endswith("trainer_state.json"):
-        with open(name, encoding="utf-8") as file:
-            for row in read_trainer_state(file.read(), name):
-                view.add(row)
+        _read_state(view, name)
         return
     for line in read_lines(name):
         view.feed(line)
 
 
+def _read_state(view: LogView, name: str) -> None:
+    """Read `trainer_state.json` entry by entry; one that is cut off gives what stands before."""
+    progress = Progress()
+    with opened(Path(name), progress) as file:
+        for number, entry in enumerate(entries(file, progress), 1):
+            raw = numbers(entry)
+            step = raw.pop("step", None)
+            at = int(step) if step is not None and math.isfinite(step) else None
+            view.lines += 1
+            view.add(Row(format="trainer_state", source=name, line=number, step=at, raw=raw))
+    for note in progress.notes:
+        click.echo(f"grpo-sentinel: {name}: {note}", err=True)
+
+
 def _follow(name: str) -> int:
-    view, last = LogView(), ""
+    view, last, judged = LogView(), "", -1
     try:
         for line in _with_pauses(name):
             if line is not None:
                 view.feed(line)
                 continue
+            if view.lines == judged:
+                continue
+            judged = view.lines
             found = judge(view)
             key = f"{found.verdict.layer} {found.verdict.name} {found.verdict.step}"
             if key != last:

@@ -58,7 +58,7 @@ _TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     # ---- reward
     ("reward_none", "reward", "cause", "reward functions returned None", r"[Aa]ll reward functions returned None", "no reward function gave a score"),
     ("reward_error", "reward", "cause", "reward", r"(?:Error|Exception).*\b(?:in|from|calling)\b.*reward|(?P<fn>\w*reward\w*)\b.*raised \w*(?:Error|Exception)", "a reward function raised"),
-    ("reward_frame", "reward", "witness", "reward", r'File "[^"]*", line \d+, in (?P<fn>compute_(?:reward|score)|\w*reward_fn\w*|_?calculate_rewards?)', "a stack goes through the reward function"),
+    ("reward_frame", "reward", "witness", 'File "', r'File "[^"]*", line \d+, in (?P<fn>compute_(?:reward|score)|\w*reward_fn\w*|_?calculate_rewards?)', "a stack goes through the reward function"),
     ("verify_timeout", "reward", "cause", "Operation timed out!", r"TimeoutError: Operation timed out!", "the answer checker ran into its own time limit"),
     # ---- policy
     ("bad_probabilities", "policy", "symptom", "probability tensor contains", r"probability tensor contains either", "sampling met non-finite probabilities: the weights or logits were broken before"),
@@ -72,7 +72,7 @@ _TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("unused_parameters", "gradient", "cause", "Expected to have finished reduction", r"Expected to have finished reduction in the prior iteration", "parameters took no part in the loss"),
     ("skipped_count", "none", "teardown", "skipped=", r"step=(?P<step>\d+), skipped=(?P<skipped>\d+)", "DeepSpeed counts skipped updates"),
     # ---- memory
-    ("cuda_oom", "memory", "symptom", "emory", r"CUDA (?:out of memory|Error: out of memory)|OutOfMemoryError|Tried to allocate [\d.]+ [GM]iB", "a GPU ran out of memory; the frame is the victim, not the culprit"),
+    ("cuda_oom", "memory", "symptom", "o", r"CUDA (?:out of memory|Error: out of memory)|OutOfMemoryError|Tried to allocate [\d.]+ [GM]iB", "a GPU ran out of memory; the frame is the victim, not the culprit"),
     ("host_oom_ray", "memory", "cause", "memory pressure", r"killed due to memory pressure \(OOM\)", "Ray killed workers because the host ran out of memory"),
     ("host_oom_kernel", "memory", "cause", "oom-kill", r"oom-kill:constraint=(?P<constraint>\w+)", "the kernel killed a process for memory"),
     ("host_oom_cgroup", "memory", "cause", "ut of memory: Killed process", r"[Oo]ut of memory: Killed process (?P<pid>\d+) \((?P<name>[^)]*)\)", "the kernel killed a process for memory"),
@@ -81,18 +81,18 @@ _TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("shm", "memory", "cause", "insufficient shared memory", r"insufficient shared memory", "shared memory is too small"),
     ("bus_error", "memory", "cause", "Bus error", r"killed by signal: Bus error", "a data-loader worker died of a bus error: shared memory is full"),
     ("shm_full", "memory", "cause", "unable to write to file </torch", r"unable to write to file </torch", "shared memory is full"),
-    ("disk_full", "memory", "cause", "No space left on device", r"No space left on device|StorageFull", "a file system is full"),
+    ("disk_full", "memory", "cause", "l", r"No space left on device|StorageFull", "a file system is full"),
     ("write_failed", "memory", "cause", "PytorchStreamWriter failed", r"PytorchStreamWriter failed writing file", "a checkpoint could not be written"),
     # ---- communication
     ("collective_timeout", "communication", "symptom", "collective operation timeout",
      r"collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel_in>\d+))?(?:, NumelOut=(?P<numel_out>\d+))?", "a collective timed out: some rank did not come"),
     ("watchdog_stuck", "communication", "symptom", "watchdog got stuck", r"watchdog got stuck for (?P<seconds>\d+) seconds", "the watchdog of this process could not run: a local problem of this rank"),
-    ("remote_error", "communication", "symptom", "ncclRemoteError", r"ncclRemoteError|remote process exited", "the other end of a connection went away"),
+    ("remote_error", "communication", "symptom", "emote", r"ncclRemoteError|remote process exited", "the other end of a connection went away"),
     ("connection_reset", "communication", "symptom", "onnection", r"Connection (?:reset|closed) by peer", "the other end of a connection went away"),
     ("gloo_timeout", "communication", "symptom", "Timed out waiting", r"Timed out waiting (?P<ms>\d+)ms for", "a gloo collective timed out: some rank did not come"),
     ("ib_error", "communication", "cause", "Got completion from peer", r"NET/IB : Got completion .* with error (?P<code>\d+)", "the network fabric reported an error"),
     ("collective_mismatch", "communication", "cause", "op.preamble.length", r"op\.preamble\.length <= op\.nbytes", "ranks called different collectives"),
-    ("unhandled_nccl", "communication", "witness", "NCCL error", r"unhandled (?:cuda|system) error|NCCL error in", "an NCCL call failed; the text after it may name the cause"),
+    ("unhandled_nccl", "communication", "witness", "rror", r"unhandled (?:cuda|system) error|NCCL error in", "an NCCL call failed; the text after it may name the cause"),
     # ---- tooling
     ("nvml_init", "tooling", "cause", "nitialize NVML", r"Failed to initialize NVML: (?P<why>.*)", "NVML cannot be used: monitoring is blind, training goes on"),
     ("driver_mismatch", "tooling", "cause", "ersion mismatch", r"Driver/library version mismatch", "the NVIDIA driver was upgraded under a running system"),
@@ -105,7 +105,7 @@ _TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("sigkill", "undetermined", "witness", "SIGKILL", r"Signal 9 \(SIGKILL\)", "a process was killed with SIGKILL; by whom the log does not say"),
     ("ray_eof", "undetermined", "witness", "End of file", r"connection error code 2\. End of file", "a Ray worker went away; the log does not say why"),
     ("actor_died", "undetermined", "witness", "ActorDiedError", r"ActorDiedError", "a Ray actor died; the log does not say why"),
-    ("segfault", "undetermined", "witness", "SIGSEGV", r"SIGSEGV|Segmentation fault", "a process crashed in native code"),
+    ("segfault", "undetermined", "witness", "S", r"SIGSEGV|Segmentation fault", "a process crashed in native code"),
     ("python_error", "undetermined", "witness", "rror", r"^(?:\[rank\d+\]:\s*|\([^)]*pid=\d+[^)]*\)\s*)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*Error): (?P<message>.{0,200})",
      "an exception ended a process"),
     # ---- decides nothing
