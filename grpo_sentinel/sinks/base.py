@@ -59,6 +59,8 @@ BUILT_IN: dict[str, str] = {
     "alertmanager": "grpo_sentinel.sinks.alertmanager:make",
     "webhook": "grpo_sentinel.sinks.webhook:make",
     "notify": "grpo_sentinel.sinks.notify:make",
+    "wandb": "grpo_sentinel.sinks.wandb_sink:make",
+    "mlflow": "grpo_sentinel.sinks.mlflow_sink:make",
 }
 """Sinks that ship, loaded when first asked for."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
 from sentinel_batches import RUN, batch, event, finding, record, sample
@@ -11,7 +13,7 @@ from stand_in import serving
 from grpo_sentinel.clock import ManualClock
 from grpo_sentinel.config import QueueConfig, SinksConfig
 from grpo_sentinel.records import Action, HaltState
-from grpo_sentinel.sinks import BUILT_IN, FanOut, SinkContext, SinkState, load_factory
+from grpo_sentinel.sinks import BUILT_IN, FanOut, SinkContext, SinkState, child_process, load_factory
 from grpo_sentinel.views import HaltStatus, SinkBatch
 
 
@@ -23,6 +25,8 @@ def make(request, tmp_path, monkeypatch):
         config = SinksConfig.model_validate({"alertmanager": {"url": server.url}})
         monkeypatch.setenv("GRPO_SENTINEL_WEBHOOK_URL", server.url)
         monkeypatch.setenv("GRPO_SENTINEL_NOTIFY_URLS", server.url.replace("http://", "json://"))
+        fake = Path(__file__).with_name("fake_tracker.py")
+        monkeypatch.setattr(child_process, "COMMAND", (sys.executable, str(fake), str(tmp_path / "taken"), "well"))
         context = SinkContext(run_id=RUN, node="node-a", state_dir=tmp_path, clock=ManualClock(), config=config)
         yield lambda: load_factory(request.param)(context)
 
