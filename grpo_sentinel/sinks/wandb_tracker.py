@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
@@ -81,6 +82,8 @@ class WandbTracker:
         return self._init(run_id, node, "offline")
 
     def _init(self, run_id: str, node: str, mode: Any) -> Any:
+        """Begin a run. One on disk has a name that is used once: a second file synced into a run overwrites its rows,
+        and the name of a run that could not begin online stays taken."""
         wanted = {
             "init_timeout": self._settings["init_timeout_seconds"],
             "finish_timeout": self._settings["finish_timeout_seconds"],
@@ -96,7 +99,7 @@ class WandbTracker:
         run = wandb.init(
             project=self._settings["project"],
             entity=self._settings["entity"],
-            id=own_id(run_id, node),
+            id=own_id(run_id, node) + (f"-{time.time_ns() // 1_000_000:x}" if mode == "offline" else ""),
             name=f"sentinel {run_id}"[:120],
             group=self._settings["group"] or run_id,
             job_type="sentinel",
