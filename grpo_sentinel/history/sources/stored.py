@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from grpo_sentinel.history.database import DatabaseError
 from grpo_sentinel.history.reader import HistoryReader, RunInfo
 from grpo_sentinel.history.replay import frames
 from grpo_sentinel.history.sources.base import Item, Progress, Source, SourceError
@@ -16,7 +18,7 @@ MAGIC = b"SQLite format 3\0"
 
 def open_history(path: Path, run_id: str | None = None) -> list[Source]:
     """Give the run named, every run for `all`, else the newest. Raises `SourceError` or `HistoryError`."""
-    with HistoryReader(path) as reader:
+    with _told(path), HistoryReader(path) as reader:
         runs = reader.runs()
     if not runs:
         raise SourceError(f"the history {path} holds no run")
@@ -40,7 +42,7 @@ def _source(path: Path, run: RunInfo, of: int) -> Source:
 
 
 def _items(path: Path, run: RunInfo, progress: Progress) -> Iterator[Item]:
-    with HistoryReader(path) as reader:
+    with _told(path), HistoryReader(path) as reader:
         newest = reader.query("SELECT MAX(step) FROM records WHERE run=?", (reader.run_key(run.run_id),))
         progress.total = newest[0][0] or 0
         events = reader.events(run.run_id)
@@ -61,6 +63,15 @@ def _items(path: Path, run: RunInfo, progress: Progress) -> Iterator[Item]:
         if sample is not None:
             yield sample
             yield from samples
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say in a sentence that a row is not what we wrote: bytes on a disk can change under a valid database."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, DatabaseError) as error:
+        raise SourceError(f"the history {path} is damaged: {type(error).__name__}: {error}; replay a copy") from error
 
 
 def _watched(records: Iterator[StepRecord], progress: Progress) -> Iterator[StepRecord]:
