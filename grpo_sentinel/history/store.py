@@ -90,6 +90,9 @@ class HistoryStore:
             if self._db is None:
                 return
             self._commit()
+            if self._pending_rows:
+                log.error("history %s: %d rows could not be written and are lost (%s); the rings still hold the last "
+                          "steps", self.path, self._pending_rows, self._trouble)  # fmt: skip
             self._counts["dropped_rows_total"] += self._pending_rows
             self._counts["dropped_batches_total"] += len(self._pending)
             self._pending.clear()

@@ -441,6 +441,17 @@ def test_records_that_the_disk_refuses_for_long_are_bounded_and_counted(path, mo
     assert [r.step for r in HistoryReader(path).records(RUN)] == list(range(401, 501))
 
 
+def test_what_the_disk_did_not_take_to_the_end_is_told(path, monkeypatch, caplog):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.01)
+    store = HistoryStore(path, clock=ManualClock())
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    store.write(batch(record(1), record(2)))
+    store.close()
+    blocker.close()
+    assert "2 rows could not be written and are lost" in caplog.text
+
+
 def test_an_unwritable_place_is_said_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(HistoryError, match="give a writable directory as state_dir"):
