@@ -167,7 +167,9 @@ def _load(name: str) -> Callable[[Mapping[str, Any], Report], Tracker]:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    from grpo_sentinel.sinks import child  # the clients import it under this name: only one TrackerDown may exist
+
+    code = child.main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a client's own exit hooks may wait for a dead server
