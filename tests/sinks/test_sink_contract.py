@@ -14,6 +14,7 @@ from grpo_sentinel.clock import ManualClock
 from grpo_sentinel.config import QueueConfig, SinksConfig
 from grpo_sentinel.records import Action, HaltState
 from grpo_sentinel.sinks import BUILT_IN, FanOut, SinkContext, SinkState, child_process, load_factory
+from grpo_sentinel.sinks.base import enabled
 from grpo_sentinel.views import HaltStatus, SinkBatch
 
 
@@ -75,3 +76,8 @@ def test_behind_the_fan_out_it_takes_a_flood_and_drops_nothing_uncounted(make):
     assert report.state is SinkState.CLOSED
     assert report.written + sum(report.dropped.values()) == 2000
     assert report.errors == 0
+
+
+def test_only_history_and_metrics_are_on_unless_others_are_asked_for():
+    assert enabled(SinksConfig()) == ["history", "prometheus"]
+    assert enabled(SinksConfig.model_validate({name: {"enabled": True} for name in BUILT_IN})) == list(BUILT_IN)
