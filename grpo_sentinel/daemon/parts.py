@@ -23,7 +23,7 @@ from grpo_sentinel.incidents.stacks import write_stacks
 from grpo_sentinel.records import RankIdentity, Sample
 from grpo_sentinel.rules.load import load_rules
 from grpo_sentinel.rules.rule import RuleSet
-from grpo_sentinel.sinks.base import Sink, SinkContext, load_factory
+from grpo_sentinel.sinks.base import Sink, SinkContext, enabled, load_factory
 from grpo_sentinel.sinks.fanout import FanOut
 from grpo_sentinel.sinks.prometheus import MetricsRenderer
 from grpo_sentinel.sinks.worker import SinkState
@@ -100,10 +100,10 @@ class Sinks:
         self.metrics = MetricsRenderer(config.sinks.prometheus, clock) if config.sinks.prometheus.enabled else None
         context = SinkContext(run_id="", node=node, state_dir=state, clock=clock, config=config.sinks)
         factories: dict[str, Callable[[], Sink]] = {}
-        if config.sinks.history.enabled:
-            factories["history"] = partial(load_factory("history"), context)
+        for name in enabled(config.sinks):
+            factories[name] = partial(load_factory(name), context)
         if self.metrics is not None:
-            factories["prometheus"] = partial(_given, self.metrics)
+            factories["prometheus"] = partial(_given, self.metrics)  # the one that the page serves
         self._fan_out = FanOut(factories, config.sinks.queue, clock)
 
     def publish(self, batch: SinkBatch) -> None:
@@ -116,7 +116,7 @@ class Sinks:
 
     def problems(self) -> list[str]:
         """Name every sink that does not take what it is given."""
-        bad = (SinkState.FAILED, SinkState.HANGING)
+        bad = (SinkState.FAILED, SinkState.HANGING, SinkState.DEGRADED)
         return [
             f"the sink {name} is {health.state.value}: {health.error or 'no answer'}"
             for name, health in self._fan_out.report().items()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from run_support import finding, until
 
+from grpo_sentinel.clock import SystemClock
 from grpo_sentinel.config import Config, HaltingConfig, HistoryConfig, RuleOverride, RulesConfig
 from grpo_sentinel.daemon import parts
 from grpo_sentinel.daemon.background import Background
@@ -235,3 +236,17 @@ def test_places_follow_configuration_and_environment(tmp_path: Path) -> None:
     assert belongs_to(Path("/r/job"), "job")
     assert belongs_to(Path("/r/job-r2"), "job")
     assert not belongs_to(Path("/r/job-rest"), "job")
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_sink_that_is_switched_on_is_fed_by_the_daemon_and_one_that_is_off_is_not(tmp_path: Path, on: bool) -> None:
+    config = Config.model_validate({"sinks": {"jsonl": {"enabled": on, "directory": str(tmp_path / "lines")}}})
+    sinks = parts.Sinks(config, tmp_path, "node-a", SystemClock())
+    record = StepRecord(
+        run_id="run-1", rank=0, sequence=1, step=7, kind=Kind.STEP, mode=Mode.TRAIN, micro_batch=0, generation=0,
+        monotonic_ns=1, wall_ns=1_700_000_000_000_000_000, values={"reward.mean": 0.5},
+    )  # fmt: skip
+    sinks.publish(SinkBatch(run_id="run-1", node="node-a", wall_ns=record.wall_ns, records=(record,)))
+    sinks.close(10)
+    written = "".join(path.read_text() for path in tmp_path.glob("lines/**/*") if path.is_file())
+    assert ('"reward.mean"' in written) is on
