@@ -13,7 +13,7 @@ from grpo_sentinel.halting import HALTING
 from grpo_sentinel.halting.journal import load
 from grpo_sentinel.history import HistoryReader, history_path
 from grpo_sentinel.protocol import RankReader, list_segments
-from grpo_sentinel.records import Finding, HaltState, Severity
+from grpo_sentinel.records import Finding, FindingState, HaltState, Severity
 
 _MOST_FINDINGS = 5
 
@@ -80,7 +80,8 @@ def write_summary(
     path = history_path(state_dir(config), socket.gethostname())
     try:
         with HistoryReader(path) as reader:
-            findings = [one for one in reader.findings(directory.name) if one.wall_ns >= started_ns]
+            fired = _fired_since(reader, directory.name, started_ns)
+            findings = [one for one in reader.findings(directory.name) if one.finding_id in fired]
             requests = [one for one in reader.requests(directory.name) if one.updated_wall_ns >= started_ns]
     except SentinelError as error:
         say(f"run {directory.name} ended with exit code {code}; no summary: {error}")
@@ -100,6 +101,15 @@ def write_summary(
     if pinned:
         say(f"  kept from before the onset: {pinned}")
     say(f"  history: {path}; rings: {directory}")
+
+
+def _fired_since(reader: HistoryReader, run_id: str, started_ns: int) -> set[str]:
+    """Name what fired in this launch: what an earlier one of the same name left only resolves in it."""
+    return {
+        one.finding_id
+        for one in reader.transitions(run_id)
+        if one.state is FindingState.FIRING and one.wall_ns >= started_ns
+    }
 
 
 def _count(told: list[Finding]) -> str:
