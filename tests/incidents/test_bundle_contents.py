@@ -204,16 +204,16 @@ def test_a_redacted_export_names_no_host_no_sample_and_no_path(tmp_path: Path) -
 
     world = World(tmp_path / "s", tmp_path / "r", samples="full")
     world.step()
-    world.context = {"output_dir": "/home/ada/secret-project/out", "beta": 0.04}
+    world.context = {"output_dir": "/home/mallory/secret-project/out", "beta": 0.04}
     world.store_event("sample", {"prompt": "private words"}, step=3)
     world.store_event(
-        "exception", {"type": "OSError", "message": "node-a: /home/ada/secret-project/out is full"}, step=3
+        "exception", {"type": "OSError", "message": "node-a: /home/mallory/secret-project/out is full"}, step=3
     )
-    bundle = written(world, message="node-a failed in /home/ada/secret-project/out")
+    bundle = written(world, message="node-a failed in /home/mallory/secret-project/out")
     export_redacted(bundle, tmp_path / "x.tar.gz", redact)
     with open_bundle(tmp_path / "x.tar.gz") as copy:
         text = b"".join(path.read_bytes() for path in copy.path.rglob("*") if path.is_file() and path.suffix != ".gz")
-        for word in (b"private words", b"secret-project", b"node-a", b"ada"):
+        for word in (b"private words", b"secret-project", b"node-a", b"mallory"):
             assert word not in text
         assert copy.manifest["redacted"] is True
         assert copy.damage() == []
