@@ -137,10 +137,11 @@ def test_paths_of_the_configuration_are_watched_once(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_hangs_is_said_and_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer, asked = threading.Event(), []
+    answer, begun, asked = threading.Event(), threading.Event(), []
 
     def hang(path: Path) -> tuple[float, float]:
         asked.append(path)
+        begun.set()
         answer.wait(30)
         return 1.0, 0.5
 
@@ -148,6 +149,7 @@ def test_a_file_system_that_hangs_is_said_and_holds_up_nothing(tmp_path: Path, m
     clock = ManualClock()
     collector = HostCollector(HostConfig(interval_seconds=5), [tmp_path], clock)
     assert len(collector.poll()) == 1  # the host alone
+    assert begun.wait(30)
     for waited in (6, 12):
         clock.advance(6)
         _, stuck = collector.poll()
