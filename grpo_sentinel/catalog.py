@@ -242,6 +242,7 @@ sentinel.sampling_every | steps | gauge | max | costly probes (percentiles, upda
 sentinel.rank_deviation[vital] | | gauge | own | this rank's vital (time to the collective, loss, gradient norm, reward, memory, parameter digest) against the median over all ranks of all nodes, in robust standard deviations: (value - median) / max(1.4826 MAD, 0.05 |median|); infinite for a value that is not finite among finite ones, and for another digest than most; every vitals_every steps
 sentinel.odd_rank_deviation[vital] | | gauge | same | rank_deviation of the rank that is furthest from the median in this vital
 sentinel.odd_rank[vital] | | gauge | same | that rank; -1 when all are equal. Of two ranks the one with the larger value
+sentinel.compared_ranks[vital] | count | gauge | same | ranks of all nodes that knew this vital when it was compared; below four nobody can tell which noisy one is odd
 sentinel.frame_skew_steps | steps | gauge | max | newest step of this rank behind the newest of the node (made by the daemon)
 # ---- device: NVML and host, made by the daemon, one series per GPU or host
 device.gpu_memory_used_bytes | bytes | gauge | own | used device memory, reserved part excluded

@@ -6,6 +6,9 @@ is still seen by the others.
 
     deviation = (value - median) / max(1.4826 x median of |value - median|, 0.05 x |median|, tiny)
 
+The median is the lower one, so that of two ranks the larger value is the odd one; from four ranks on the spread is the
+upper one: of four healthy ranks the lower is the smallest gap there is, and any rank seems far away beside it.
+
 An infinite deviation: not finite among finite ones, or another parameter digest than most.
 """
 
@@ -27,6 +30,7 @@ VITALS: dict[str, tuple[str, ...]] = {
 
 _TINY = 1e-12
 _LEAST_SHARE = 0.05
+_MANY = 4  # ranks
 
 
 class Vitals:
@@ -75,6 +79,7 @@ def compare(rows: Sequence[Sequence[float]], rank: int) -> dict[str, float]:
             out[f"sentinel.rank_deviation[{vital}]"] = deviations[rank]
         out[f"sentinel.odd_rank_deviation[{vital}]"] = deviations[odd]
         out[f"sentinel.odd_rank[{vital}]"] = float(odd) if deviations[odd] else -1.0
+        out[f"sentinel.compared_ranks[{vital}]"] = float(len(known))
     return out
 
 
@@ -83,7 +88,8 @@ def _from_median(known: Mapping[int, float]) -> dict[int, float]:
     if not finite:
         return dict.fromkeys(known, 0.0)
     middle = _median(finite)
-    spread = 1.4826 * _median([abs(value - middle) for value in finite])
+    distances = [abs(value - middle) for value in finite]
+    spread = 1.4826 * (_median(distances) if len(finite) < _MANY else sorted(distances)[len(finite) // 2])
     scale = max(spread, _LEAST_SHARE * abs(middle), _TINY)
     return {rank: (value - middle) / scale if math.isfinite(value) else math.inf for rank, value in known.items()}
 

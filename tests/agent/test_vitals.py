@@ -32,6 +32,12 @@ def test_healthy_ranks_are_near_each_other():
     assert all(abs(v) < 3 for name, v in found.items() if name.startswith("sentinel.odd_rank_deviation["))
 
 
+def test_four_healthy_ranks_are_not_far_from_each_other_because_two_of_them_happen_to_be_close():
+    found = compare(rows(4, loss={0: 0.10, 1: 0.11, 2: 0.30, 3: -0.20}), 3)
+    assert abs(found["sentinel.odd_rank_deviation[loss]"]) < 3
+    assert found["sentinel.compared_ranks[loss]"] == 4
+
+
 def test_a_loss_that_is_not_finite_on_one_rank_is_infinitely_odd():
     found = compare(rows(4, loss={2: math.inf}), 0)
     assert found["sentinel.odd_rank[loss]"] == 2

@@ -20,6 +20,7 @@ KINDS: dict[str, str] = {
     "recent": "window:Recent",
     "counter": "counter:Counter",
     "odd_rank": "odd_rank:OddRank",
+    "elsewhere": "elsewhere:Elsewhere",
     "replica": "replica:Replica",
     "missing_rank": "replica:MissingRank",
     "correlation": "correlation:Correlation",
