@@ -82,7 +82,8 @@ class Observer:
         self._device: torch.device | None = None
         self._step = StepPacks(guard)
         self._flight: tuple[int, dict[str, float], bool, StepPacks] | None = None
-        self._data_packs: list[Pack] = []
+        self._micro_batches = 0  # of the present step
+        self._data_tally = data_probe.Tally()
         self._gradient: gradient_probe.GradientPack | None = None
         self._optimizer: torch.optim.Optimizer | None = None  # the innermost
         self._optimizer_probe: OptimizerProbe | None = None
@@ -124,20 +125,21 @@ class Observer:
 
     def data(self, batch: Mapping[str, Any]) -> dict[str, float]:
         """Read one micro-batch; the values are of all micro-batches of the step so far. Synchronises once."""
-        self.micro_batch = len(self._data_packs)
+        self.micro_batch, self._micro_batches = self._micro_batches, self._micro_batches + 1
         if self._local_steps_left > 0:
             self._guard.run("local gradients", self._local.micro_batch)
         known = {_DATA_NAMES[name]: value for name, value in batch.items() if name in _DATA_NAMES}
         others = {
             name: value for name, value in batch.items() if name not in _DATA_NAMES and isinstance(value, torch.Tensor)
         }
-        self._data_packs.append(
-            data_probe.observe(**known, others=others, model_device=self._device, **self._known(_DATA_CONTEXT))
+        pack = data_probe.observe(
+            **known,
+            others=others,
+            model_device=self._device,
+            so_far=self._data_tally,
+            **self._known(_DATA_CONTEXT),
         )
-        readback = Readback()
-        for pack in self._data_packs:
-            readback.add(pack)
-        values = readback.harvest().values
+        values = _alone([pack]).values
         self.completion_tokens = values.get("data.completion_tokens", 0.0)
         return values
 
@@ -280,7 +282,8 @@ class Observer:
     def next_step(self) -> None:
         """Forget the step."""
         self.micro_batch = 0
-        self._data_packs = []
+        self._micro_batches = 0
+        self._data_tally = data_probe.Tally()
         self._gradient = None
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """What a step may cost the device: synchronising calls per optimizer step are few, and as many for any model."""
 
 import gc
+import sys
 import weakref
 
 import pytest
@@ -129,6 +130,26 @@ def test_synchronising_calls_per_step_are_three_whatever_the_models_size(syncs, 
     assert counts[2] == counts[60]
     assert counts[60].count("copy") == 2, "the data record before the forward, and one for all the rest a step later"
     assert len(counts[60]) == 3, f"and one scalar for the gate, nothing else: {counts[60]}"
+
+
+def test_a_micro_batch_costs_as_many_calls_however_many_came_before_it_in_the_step():
+    step = Step(1)
+    batch = {name: torch.randint(0, 50, (4, 6)) for name in ("completion_ids", "prompt_ids")}
+    batch |= {f"{name[:-4]}_mask": torch.ones(4, 6, dtype=torch.long) for name in tuple(batch)}
+    calls = []
+
+    def count(frame, event, argument):
+        calls[-1] += event in ("call", "c_call")
+
+    for _ in range(64):
+        calls.append(0)
+        before = sys.getprofile()
+        sys.setprofile(count)
+        step.agent.observe_data(batch)
+        sys.setprofile(before)
+    assert step.agent.observer.completion_tokens == 64 * 24
+    assert calls[63] <= 1.05 * calls[2], f"the third took {calls[2]} calls, the 64th {calls[63]}"
+    step.agent.close()
 
 
 def test_no_user_tensor_is_kept_after_the_step(tmp_path):

@@ -81,6 +81,10 @@ def test_counts_equal_a_loop_over_the_tokens_of_all_micro_batches(seed, count, p
     if sum(total):
         expected["unk_ratio"] = unknown / sum(total)
     assert values == {f"data.{name}": pytest.approx(value, abs=1e-12) for name, value in expected.items()}
+    tally = data.Tally()
+    one_by_one = [harvest(data.observe(**b, **TOKENS, **limits, so_far=tally)) for b in batches]
+    assert one_by_one[-1].values == values
+    assert one_by_one[-1].samples == harvest(*packs).samples
 
 
 def test_rows_behind_a_count_are_named():
@@ -132,7 +136,9 @@ def test_shapes_devices_and_dtypes_that_do_not_fit_are_named():
         "num_items_in_batch": torch.tensor(3),
         "pixel_values": torch.zeros(7, 3),
     }
-    found = harvest(data.observe(**b, advantages_B=torch.zeros(4), others=others, model_device=torch.device("cpu"), **TOKENS))
+    found = harvest(
+        data.observe(**b, advantages_B=torch.zeros(4), others=others, model_device=torch.device("cpu"), **TOKENS)
+    )
     assert found.subjects["data.shape_mismatch"] == "prompt_mask, advantages, old_per_token_logps"
     assert found.subjects["data.device_mismatch"] == "ref_per_token_logps"
     assert found.subjects["data.dtype_mismatch"] == "sampling_per_token_logps, labels"
@@ -149,6 +155,23 @@ def test_masks_that_are_not_binary_are_counted():
     assert harvest(data.observe(**b)).values["data.nonbinary_mask"] == 2
     b["prompt_mask_BP"] = b["prompt_mask_BP"].bool()
     assert harvest(data.observe(**b)).values["data.nonbinary_mask"] == 1
+
+
+def test_masks_of_bool_have_no_other_values_and_say_so():
+    b = {name: tensor.bool() if "mask" in name else tensor for name, tensor in batch().items()}
+    assert harvest(data.observe(**b)).values["data.nonbinary_mask"] == 0
+
+
+def test_what_one_micro_batch_does_not_know_is_unknown_for_all():
+    tally = data.Tally()
+    first = harvest(data.observe(**batch(), **TOKENS, so_far=tally)).values
+    without = {name: tensor for name, tensor in batch(1).items() if name != "completion_mask_BC"}
+    second = harvest(data.observe(**without, **TOKENS, so_far=tally)).values
+    assert "data.completion_tokens" in first
+    assert "data.completion_tokens" not in second
+    assert second["data.prompt_length_mean"] == pytest.approx(
+        (batch()["prompt_mask_BP"].sum() + batch(1)["prompt_mask_BP"].sum()).item() / 10
+    )
 
 
 def test_an_empty_batch_and_no_batch_have_no_shares():

@@ -10,12 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from grpo_sentinel.agent.probes.data_finish import Meta, finish
+from grpo_sentinel.agent.probes.data_finish import Meta, Tally, finish
 from grpo_sentinel.agent.probes.groups import observe_groups
 from grpo_sentinel.agent.probes.layout import Layout, check_layout
 from grpo_sentinel.agent.probes.pack import Pack, vector
 
-__all__ = ["finish", "observe", "observe_groups"]
+_SECTIONS = ("prompt", "completion", "input")
+_MASKS = ("prompt_mask", "completion_mask", "attention_mask")
+
+__all__ = ["Tally", "finish", "observe", "observe_groups"]
 
 
 def observe(
@@ -36,13 +39,15 @@ def observe(
     max_completion_length: int | None = None,
     group_size: int | None = None,
     model_device: torch.device | None = None,
+    so_far: Tally | None = None,
 ) -> Pack:
     """Read one micro-batch before its forward. Give what there is: prompt and completion (TRL), or whole sequences.
 
     With whole sequences `completion_mask_BC` (B x T then) marks the tokens that enter the loss. `others` are more
     tensors of the batch by name (`old_per_token_logps`, `ref_per_token_logps`, `rewards`, `labels`), looked at for
-    shape, device and dtype only. Raises nothing for shapes that contradict each other. Never synchronises, changes or
-    keeps a tensor.
+    shape, device and dtype only. `so_far` is the tally of the step's earlier micro-batches; at harvest this one is
+    added to it, and the signals are of all of them. Raises nothing for shapes that contradict each other. Never
+    synchronises, changes or keeps a tensor.
     """
     named = {
         "prompt_ids": prompt_ids_BP,
@@ -57,86 +62,79 @@ def observe(
     layout = check_layout({name: tensor for name, tensor in named.items() if tensor is not None}, model_device)
     ends = (eos_id,) if isinstance(eos_id, int) else tuple(eos_id or ())
     with torch.no_grad():
-        columns = _columns_of(layout, vocab_size, unk_id, ends, pad_id, max_completion_length)
-        values = vector([torch.stack(list(columns.values())) if columns else torch.empty(0)])
-    limits = {"vocab_size": vocab_size, "group_size": group_size, "max_prompt_length": max_prompt_length}
+        columns = _columns_of(layout, vocab_size, unk_id, ends)
+        values = vector(list(columns.values()))
+    limits = {
+        "vocab_size": vocab_size,
+        "group_size": group_size,
+        "max_prompt_length": max_prompt_length,
+        "max_completion_length": max_completion_length,
+        "pad_id": pad_id,
+    }
     meta = Meta(
         columns=tuple(columns),
         rows=layout.rows,
+        width=_width(layout),
         positions=sum(tensor.numel() for name, tensor in layout.fitting.items() if name.endswith("_ids")),
         limits={name: float(limit) for name, limit in limits.items() if limit is not None},
         facts=layout.facts(),
         subjects=layout.subjects(),
+        so_far=so_far,
     )
     return Pack("data", values, finish, meta)
 
 
 def _columns_of(
-    layout: Layout,
-    vocab_size: int | None,
-    unk_id: int | None,
-    ends: tuple[int, ...],
-    pad_id: int | None,
-    limit: int | None,
+    layout: Layout, vocab_size: int | None, unk_id: int | None, ends: tuple[int, ...]
 ) -> dict[str, torch.Tensor]:
     """Make one number per row of each kind; all sections side by side, since the number of kernels is the cost."""
     fit = layout.fitting
-    sections = [
-        name for name in ("prompt", "completion", "input") if f"{name}_ids" in fit and fit[f"{name}_ids"].shape[1]
-    ]
+    sections = [name for name in _SECTIONS if f"{name}_ids" in fit and fit[f"{name}_ids"].shape[1]]
     ids = _side_by_side([fit[f"{name}_ids"] for name in sections])
-    masks = {name: fit[name] for name in ("prompt_mask", "completion_mask", "attention_mask") if name in fit}
+    masks = {name: fit[name] for name in _MASKS if name in fit}
     raw = _side_by_side(list(masks.values()))
     out: dict[str, torch.Tensor] = {}
-    if raw is None:
-        marks: dict[str, torch.Tensor] = {}
-    else:
-        both = raw != 0
-        marks = dict(zip(masks, both.split([mask.shape[1] for mask in masks.values()], 1), strict=True))
+    marks: dict[str, torch.Tensor] = {}
+    both = None
+    if raw is not None:
+        both = raw if raw.dtype is torch.bool else raw != 0
+        marks = dict(zip(masks, both.split_with_sizes([mask.shape[1] for mask in masks.values()], 1), strict=True))
         out.update({name: mark.sum(1) for name, mark in marks.items()})
-        out["nonbinary"] = (raw != both).sum(1)
+        if both is not raw:
+            out["nonbinary"] = (raw != both).sum(1)
     if ids is not None:
         out["id_min"], out["id_max"] = torch.aminmax(ids, dim=1)
         if vocab_size is not None:
             out["oov"] = (ids.clamp(0, vocab_size - 1) != ids).sum(1)  # padding too: it is looked up as well
         if unk_id is not None:
-            owners = [marks.get("attention_mask" if name == "input" else f"{name}_mask") for name in sections]
-            kept = _side_by_side([mark for mark in owners if mark is not None])
+            owners = ["attention_mask" if name == "input" else f"{name}_mask" for name in sections]
+            kept = both if owners == list(marks) else _side_by_side([marks[name] for name in owners if name in marks])
             found = ids == unk_id
             out["unknown"] = (found & kept if kept is not None and kept.shape == found.shape else found).sum(1)
     if "prompt_mask" in marks and masks["prompt_mask"].shape[1]:
-        out["right_padded"] = (out["prompt_mask"] > 0) & ~marks["prompt_mask"][:, -1]
+        out["prompt_last"] = marks["prompt_mask"][:, -1]
     completion = fit.get("completion_ids", fit.get("input_ids"))
     mark = marks.get("completion_mask")
     if completion is not None and ends and (mark is None or mark.shape == completion.shape):
-        out.update(_ends(completion, mark, out.get("completion_mask"), ends, pad_id, limit))
+        out.update(_ends(completion, mark, ends))
     return out
+
+
+def _width(layout: Layout) -> int:
+    completion = layout.fitting.get("completion_ids", layout.fitting.get("input_ids"))
+    return 0 if completion is None else completion.shape[1]
 
 
 def _side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return torch.cat(list(tensors), 1) if len(tensors) > 1 else (tensors[0] if tensors else None)
 
 
-def _ends(
-    ids: torch.Tensor,
-    mask: torch.Tensor | None,
-    length: torch.Tensor | None,
-    ends: tuple[int, ...],
-    pad_id: int | None,
-    limit: int | None,
-) -> dict[str, torch.Tensor]:
-    """Mark completions with an end inside their mask, and those that reached the limit without one.
-
-    A completion that the trainer masked out whole for it counts as truncated as well, by its ids.
-    """
+def _ends(ids: torch.Tensor, mask: torch.Tensor | None, ends: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Mark completions with an end inside their mask, those with one anywhere, and give each one's last id."""
     found = ids == ends[0]
     for other in ends[1:]:
         found = found | (ids == other)
-    ended = (found if mask is None else found & mask).any(1)
-    if limit is None or length is None:
-        return {"ended": ended}
-    full = length >= limit
-    if ids.shape[1] >= limit and limit:
-        whole = ids[:, -1] != pad_id if pad_id is not None else ~ended
-        full = full | ((length == 0) & whole & ~found.any(1))
-    return {"ended": ended, "truncated": full & ~ended}
+    out = {"ended": (found if mask is None else found & mask).any(1)}
+    if ids.shape[1]:
+        out.update({"end_anywhere": found.any(1), "last_id": ids[:, -1]})
+    return out
