@@ -62,7 +62,7 @@ _CONSTANT: dict[str, float] = {
     "data.out_of_vocabulary": 0, "data.empty_rows": 0, "data.empty_prompt_rows": 0, "data.nonbinary_mask": 0,
     "data.shape_mismatch": 0, "data.mixed_groups": 0, "reward.nonfinite": 0, "reward.func_nonfinite[accuracy]": 0,
     "policy.loss_nonfinite": 0, "policy.logp_nonfinite": 0, "policy.advantage_nonfinite": 0, "policy.ratio_mean": 1.0,
-    "policy.entropy_max_nats": 11.93, "policy.advantage_abs_bound": 2.4749, "policy.kl_k3_min_nats": 0.0,
+    "policy.entropy_max_nats": 11.93, "policy.advantage_abs_bound": 2.4749, "policy.kl_reported_nats": 0.05,
     "gradient.nonfinite_tensors": 0, "gradient.tensors": 310, "gradient.clip_limit": 1.0, "optimizer.step_applied": 1,
     "optimizer.step_skipped": 0, "optimizer.nonfinite_weights": 0, "optimizer.skipped_updates": 0,
     "memory.cgroup_limit_bytes": 6.4e10, "memory.cuda_total_bytes": 8.5e10, "memory.open_files_limit": 1024,

@@ -100,11 +100,14 @@ reward.all_right_ratio | ratio | gauge | mean | groups that are all equal and at
 reward.all_wrong_ratio | ratio | gauge | mean | groups that are all equal and at the batch's minimum (too hard, or a broken grader); absent when the whole batch is equal
 reward.length_correlation | | gauge | mean | Pearson correlation of combined reward and completion length; absent when either does not vary
 reward.at_ceiling_ratio | ratio | gauge | mean | samples at the largest combined reward seen in the run so far
-reward.model_training_modules[func] | count | gauge | max | submodules of a reward model in training mode
-reward.model_active_dropouts[func] | count | gauge | max | dropout modules (and attention dropouts) of a reward model that are active: p > 0 in training mode
-reward.model_trainable_parameters[func] | count | gauge | max | parameter tensors of a reward model with requires_grad
+reward.model_training_modules[func] | count | gauge | max | submodules in training mode of a reward model, or of the reference model (then named `reference`)
+reward.model_active_dropouts[func] | count | gauge | max | dropout modules (and attention dropouts) of a reward or reference model that are active: p > 0 in training mode
+reward.model_trainable_parameters[func] | count | gauge | max | parameter tensors of a reward or reference model with requires_grad
 reward.model_head_bias[func] | | gauge | max | largest |bias| of the reward head
-reward.model_autograd[func] | flag | gauge | max | scores still carry a grad_fn: the graph of the reward pass is kept alive
+reward.model_autograd[func] | flag | gauge | max | scores (of the reference: its log-probs) still carry a grad_fn: the graph of that pass is kept alive
+reward.model_dtypes[func] | count | gauge | max | distinct floating dtypes among the parameters of a reward or reference model (names: event `config`)
+reward.model_bits[func] | count | gauge | min | bits of the narrowest of them: 16 for bf16 and fp16
+reward.model_devices[func] | count | gauge | max | distinct devices among the parameters of a reward or reference model
 reward.model_adapter_mismatch[func] | count | gauge | max | adapter layers of a reward or reference model that are on and should be off, or off and should be on
 # ---- policy: per rank, before any reduction
 policy.loss | | gauge | mean | local loss of the step: mean over its micro-batches of finite loss x accumulation steps; near 0 on-policy is healthy
@@ -138,7 +141,7 @@ policy.kl_k1_nats | nats | gauge | mean | KL to the reference, k1: logp - ref_lo
 policy.kl_k2_nats | nats | gauge | mean | KL to the reference, k2: (logp - ref_logp)^2 / 2
 policy.kl_k3_nats | nats | gauge | mean | KL to the reference, k3: r - 1 - ln r with r = pi_ref/pi (Schulman 2020), never negative
 policy.kl_k3_max_nats | nats | gauge | max | largest k3 of a token, recomputed in float64
-policy.kl_k3_min_nats | nats | gauge | min | smallest k3 of a token, recomputed in float64: below 0 is impossible
+policy.kl_reported_nats | nats | gauge | mean | KL to the reference as the trainer itself computed and logs it (TRL: its k3, mean over tokens and ranks): below 0 its formula is wrong
 policy.kl_k3_overflow | count | gauge | sum | tokens whose k3 overflows to infinity in the log-probs' own dtype (ref_logp - logp > ln of its largest number)
 policy.ess_ratio | ratio | gauge | mean | effective sample size of the importance weights over n: (sum w)^2 / (n sum w^2)
 policy.sampling_gap_mean_nats | nats | gauge | mean | token mean |logp - sampling_logp|: rollout engine against trainer, whose log-prob is old_logp where there is one, else the current
@@ -218,6 +221,10 @@ memory.cuda_alloc_retries | count | counter | sum | allocations that had to flus
 memory.cuda_ooms | count | counter | sum | out-of-memory errors the allocator raised
 memory.cuda_total_bytes | bytes | gauge | min | memory of the device
 memory.cuda_free_bytes | bytes | gauge | min | free memory of the device
+memory.cuda_outside_bytes | bytes | gauge | max | used device memory that this process's caching allocator does not hold: context, NCCL, CUDA graphs, other processes (rollout engine): total - free - reserved
+memory.live_tensors | count | gauge | max | tensor objects that Python holds, every live_tensors_every steps; off by default
+memory.live_tensor_bytes | bytes | gauge | max | bytes of the distinct storages behind them
+memory.live_tensor_growth_bytes | bytes | gauge | max | bytes by which the shape and dtype that has grown most since the first count has grown (names: event `live_tensors`)
 memory.open_files | count | gauge | max | open file descriptors
 memory.open_files_limit | count | gauge | min | soft limit on file descriptors
 memory.threads | count | gauge | max | threads of the process
@@ -298,7 +305,10 @@ EVENTS: dict[str, str] = {
     "vote_error": "the step vote failed and is off",
     "core": "what the handshake at attach found: ranks with and without a core, voting or not, and why",
     "sample": "text or ids of a sample that a finding names",
+    "live_tensors": "shapes and dtypes of which more tensors are alive than at the first count: name, count, bytes, growth",
     "checkpoint": "the trainer saved a checkpoint: path, step",
+    "capture": "evidence taken inside the trainer: what, path of the file, bytes, why",
+    "ended": "the run was ended by a signal from outside: its number, by whom, the step",
     "halt": "this rank carries out a request: action, step, request id",
     "note": "anything else worth a line",
 }

@@ -124,7 +124,6 @@ def test_k3_that_overflows_in_the_loss_is_counted_though_its_mean_is_finite():
     values = harvest(policy.observe(logp_BT=logp, ref_logp_BT=torch.tensor([[-1.0, -1.0]]))).values
     assert values["policy.kl_k3_overflow"] == 1
     assert values["policy.kl_k3_max_nats"] == pytest.approx(math.exp(199))
-    assert values["policy.kl_k3_min_nats"] == 0
     assert values["policy.kl_k3_nats"] == pytest.approx(math.exp(199) / 2)
     half = harvest(policy.observe(logp_BT=torch.tensor([[-13.0]]).half(), ref_logp_BT=torch.tensor([[-1.0]]).half())).values
     assert half["policy.kl_k3_overflow"] == 1  # exp(12) is above what float16 holds, and far below float32's

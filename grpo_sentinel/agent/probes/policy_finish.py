@@ -108,13 +108,11 @@ def _ratio(merged: Merged) -> dict[str, float | None]:
 
 def _kl(merged: Merged, beta: float) -> dict[str, float | None]:
     k3, squares = merged.mean("ref.k3", "ref.count"), merged.mean("ref.square", "ref.count")
-    least = merged.high("ref.-k3")
     return {
         "policy.kl_k1_nats": merged.mean("ref.d", "ref.count"),
         "policy.kl_k2_nats": None if squares is None else squares / 2,
         "policy.kl_k3_nats": k3,
         "policy.kl_k3_max_nats": merged.high("ref.k3"),
-        "policy.kl_k3_min_nats": None if least is None else -least,
         "policy.kl_k3_overflow": merged.sum("k3_overflow"),
         "policy.kl_loss": None if k3 is None else beta * k3,
     }

@@ -43,9 +43,9 @@ def gaps(bag: Bag, names: Sequence[str], gaps_KBT: torch.Tensor, mask: torch.Ten
     size = gaps_KBT.abs()
     k3 = torch.expm1(-gaps_KBT) + gaps_KBT
     sums = torch.where(fine, torch.stack([gaps_KBT, size, gaps_KBT.square(), k3]), 0.0).sum((2, 3))
-    ends = torch.where(fine, torch.stack([gaps_KBT, size, k3, -k3]), -math.inf)
+    ends = torch.where(fine, torch.stack([gaps_KBT, size, k3]), -math.inf)
     bag.put([f"sum:{name}.{what}" for what in ("d", "abs", "square", "k3") for name in names], sums)
-    bag.put([f"max:{name}.{what}" for what in ("d", "abs", "k3", "-k3") for name in names], ends.amax((2, 3)))
+    bag.put([f"max:{name}.{what}" for what in ("d", "abs", "k3") for name in names], ends.amax((2, 3)))
     bag.put([f"sum:{name}.count" for name in names], fine.sum((1, 2)))
     if names != ["ref"]:  # of the KL to the reference nobody wants the mean exponential
         powers = torch.stack([ends[0], 2 * ends[0], ends[1]])
