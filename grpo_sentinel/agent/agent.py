@@ -44,7 +44,9 @@ class Agent:
         self.phases = PhaseClock(writer.phase)
         self.clock = StepClock(self.phases)
         self.governor = Governor(share=settings.overhead_share, floor_seconds=settings.overhead_floor_seconds)
-        self.observer = Observer(settings, guard, recording=not isinstance(writer, NoWriter))
+        ring = getattr(writer, "path", None)
+        self.observer = Observer(settings, guard, recording=not isinstance(writer, NoWriter), ring=ring)
+        self.observer.tell = self.event
         self.mode = Mode.TRAIN
         self.step = 1
         self.closed = False

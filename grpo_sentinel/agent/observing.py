@@ -7,7 +7,10 @@ step later, so that nothing waits for the copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,10 +22,12 @@ from grpo_sentinel.agent.probes import gradient as gradient_probe
 from grpo_sentinel.agent.probes import policy as policy_probe
 from grpo_sentinel.agent.probes import reward as reward_probe
 from grpo_sentinel.agent.probes.groups import observe_groups
+from grpo_sentinel.agent.probes.live_tensors import LiveTensors
 from grpo_sentinel.agent.probes.local_watch import LocalWatch
 from grpo_sentinel.agent.probes.memory import MemoryProbe
 from grpo_sentinel.agent.probes.optimizer import OptimizerProbe
 from grpo_sentinel.agent.probes.pack import Harvest, Pack, merge
+from grpo_sentinel.agent.probes.samples import blamed
 from grpo_sentinel.agent.readback import Readback
 from grpo_sentinel.agent.schedule import expected_rate
 from grpo_sentinel.agent.settings import Settings
@@ -63,9 +68,12 @@ class GradientSource(Protocol):
 class Observer:
     """Keeps what is watched, calls the probes, holds their packs until the record goes out."""
 
-    def __init__(self, settings: Settings, guard: Guard, *, recording: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, guard: Guard, *, recording: bool = True, ring: Path | None = None
+    ) -> None:
         """Without `recording` (no ring) nothing is read but what the vote needs."""
         self.recording = recording
+        self.tell: Callable[[str, dict[str, Any]], None] = _nobody  # sends an event
         self.full = True  # the costly probes run in this step
         self.generation = 0
         self.micro_batch = 0
@@ -87,7 +95,9 @@ class Observer:
         self._gradient: gradient_probe.GradientPack | None = None
         self._optimizer: torch.optim.Optimizer | None = None  # the innermost
         self._optimizer_probe: OptimizerProbe | None = None
-        self._memory = MemoryProbe()
+        self._memory = MemoryProbe(None if ring is None else ring.parent)
+        self._live = LiveTensors()
+        self._steps = 0
         self._reward_history = reward_probe.History()
         self._local = LocalWatch()
         self._local_steps_left = 0
@@ -139,7 +149,12 @@ class Observer:
             so_far=self._data_tally,
             **self._known(_DATA_CONTEXT),
         )
-        values = _alone([pack]).values
+        before = self._data_tally.samples
+        harvest = _alone([pack])
+        values = harvest.values
+        if harvest.samples:
+            for body in blamed(harvest.samples, before, batch.get("prompt_ids", batch.get("input_ids"))):
+                self.tell("sample", {**body, "micro_batch": self.micro_batch})
         self.completion_tokens = values.get("data.completion_tokens", 0.0)
         return values
 
@@ -151,6 +166,7 @@ class Observer:
     def rewards(self, rewards: Any, details: dict[str, Any]) -> dict[str, float]:
         """Read one generation batch's raw rewards. Synchronises once."""
         names, extra = details.pop("func_names", None), details.pop("extra", {})
+        identify = details.pop("identify", None)
         if isinstance(rewards, Mapping):
             names, rewards = list(rewards), _columns(list(rewards.values()))
         scores = torch.as_tensor(rewards)
@@ -159,7 +175,14 @@ class Observer:
         details.setdefault("group_size", self._context.get("group_size"))
         readback = Readback()
         readback.add(reward_probe.observe(scores, names, history=self._reward_history, **details))
-        return {**readback.harvest().values, **self.reward_calls.harvest(), **extra}
+        harvest = readback.harvest()
+        for body in blamed(harvest.samples, 0, None, identify):
+            self.tell("sample", body)
+        return {**harvest.values, **self.reward_calls.harvest(), **extra}
+
+    def known(self, values: Mapping[str, float]) -> None:
+        """Add numbers that the trainer itself knows to the record of the present step."""
+        self._step.add(values)
 
     def policy(self, tensors: Mapping[str, Any]) -> None:
         """Read one micro-batch's log-probs and loss; harvested with the step."""
@@ -256,6 +279,18 @@ class Observer:
         if self._local_steps_left > 0:
             self._guard.run("local gradients", self._take_local_gradients)
         self._step.add(self._guard.run("memory", self._memory.observe))
+        every = self._settings.live_tensors_every
+        if every and self._steps % every == 0:
+            self._step.add(self._guard.run("live tensors", self._count_live_tensors))
+        self._steps += 1
+
+    def _count_live_tensors(self) -> dict[str, float]:
+        started = time.perf_counter()
+        values, growers = self._live.observe()
+        if growers:
+            self.tell("live_tensors", {"top": growers[0].name, "growers": [asdict(grower) for grower in growers]})
+        self._guard.exempt(time.perf_counter() - started)  # asked for: no reason to thin the other probes
+        return values
 
     def _take_local_gradients(self) -> None:
         self._step.add(self._local.pack())
@@ -294,6 +329,10 @@ class Observer:
 
     def _known(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: self._context[name] for name in names if self._context.get(name) is not None}
+
+
+def _nobody(kind: str, body: dict[str, Any]) -> None:
+    """Drop an event that nobody sends."""
 
 
 class StepPacks:

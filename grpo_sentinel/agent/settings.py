@@ -25,6 +25,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _AT_LEAST: dict[str, float] = {
     "vote_every": 1,
     "vitals_every": 1,
+    "live_tensors_every": 0,
     "segment_slots": 64,
     "event_slots": 16,
     "local_gradient_steps": 1,
@@ -42,6 +43,7 @@ class Settings:
     local_gradients: str = "on_anomaly"  # off | on_anomaly | always: watch each rank's gradient before the all-reduce
     vote_every: int = 1  # parameter digests stand in every so many votes; gate and requests in every one
     vitals_every: int = 16  # votes per gathering of every rank's vitals
+    live_tensors_every: int = 0  # steps per count of live tensors by shape; 0: never
     overhead_share: float = 0.005
     overhead_floor_seconds: float = 0.002
     segment_slots: int = 256

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
-from grpo_sentinel.agent.probes.memory import MemoryProbe, find_cgroup, parse_cuda, parse_meminfo, read_cgroup
+torch = pytest.importorskip("torch")
+
+from grpo_sentinel.agent.probes.live_tensors import LiveTensors  # noqa: E402
+from grpo_sentinel.agent.probes.memory import (  # noqa: E402
+    MemoryProbe,
+    find_cgroup,
+    outside_allocator,
+    parse_cuda,
+    parse_meminfo,
+    read_cgroup,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -95,3 +106,31 @@ def test_what_changes_slowly_is_read_once_a_second_and_repeated_between(tmp_path
     assert second["memory.rss_bytes"] * 5 == first["memory.rss_bytes"] * 6
     now[0] = 11.0
     assert probe.observe()["memory.host_available_bytes"] == 2048
+
+
+def test_a_shape_of_which_more_and_more_is_alive_is_named_with_its_bytes():
+    live = LiveTensors()
+    first, _ = live.observe()
+    leak = [torch.zeros(7, 1013) for _ in range(5)]
+    view = leak[0][1:]  # the same storage again
+    values, growers = live.observe()
+    found = next(grower for grower in growers if grower.name == "float32[7, 1013] cpu")
+    assert (found.count, found.bytes, found.growth_bytes) == (5, 5 * 7 * 1013 * 4, 5 * 7 * 1013 * 4)
+    assert values["memory.live_tensor_growth_bytes"] >= found.growth_bytes
+    assert values["memory.live_tensors"] >= first["memory.live_tensors"] + 6
+    assert view.shape == (6, 1013)
+
+
+def test_counting_live_tensors_keeps_none_of_them():
+    live, tensor = LiveTensors(), torch.zeros(11, 17)
+    gone = weakref.ref(tensor)
+    live.observe()
+    del tensor
+    assert gone() is None
+    assert not any(grower.name == "float32[11, 17] cpu" for grower in live.observe()[1])
+
+
+def test_device_memory_outside_the_allocator_is_what_neither_it_nor_nobody_holds():
+    held = {"memory.cuda_reserved_bytes": 30.0}
+    assert outside_allocator(held, 40, 100)["memory.cuda_outside_bytes"] == 30
+    assert "memory.cuda_outside_bytes" not in outside_allocator({}, 40, 100)

@@ -101,8 +101,7 @@ class MemoryProbe:
         device = torch.cuda.current_device() if self._device is None else self._device
         out = parse_cuda(torch.cuda.memory_stats(device))
         torch.cuda.reset_peak_memory_stats(device)
-        free, total = torch.cuda.mem_get_info(device)
-        return {**out, "memory.cuda_free_bytes": float(free), "memory.cuda_total_bytes": float(total)}
+        return {**out, **outside_allocator(out, *torch.cuda.mem_get_info(device))}
 
 
 def parse_cuda(stats: Mapping[str, int]) -> dict[str, float]:
@@ -116,6 +115,15 @@ def parse_cuda(stats: Mapping[str, int]) -> dict[str, float]:
         "memory.cuda_ooms": "num_ooms",
     }
     return {name: float(stats[key]) for name, key in names.items() if key in stats}
+
+
+def outside_allocator(allocator: Mapping[str, float], free: int, total: int) -> dict[str, float]:
+    """Tell what of the device is used but not held by this process's caching allocator (`torch.cuda.mem_get_info`)."""
+    out = {"memory.cuda_free_bytes": float(free), "memory.cuda_total_bytes": float(total)}
+    reserved = allocator.get("memory.cuda_reserved_bytes")
+    if reserved is not None:
+        out["memory.cuda_outside_bytes"] = max(0.0, total - free - reserved)
+    return out
 
 
 def parse_meminfo(text: str) -> dict[str, float]:
