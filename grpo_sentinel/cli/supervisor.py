@@ -10,15 +10,15 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 import click
 
 from grpo_sentinel.cli.summary import was_halted, write_summary
+from grpo_sentinel.cli.terminal import Terminal
 from grpo_sentinel.config import Config
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
@@ -112,11 +112,12 @@ def supervise(
         except OSError as error:
             say(f"{command[0]} cannot be started: {error.strerror}; give a command after --")
             return 127 if isinstance(error, FileNotFoundError) else 126
-        with _foreground(process.pid):
+        with Terminal(process) as terminal:
             signals.forward_to(process)
             if sidecar is not None:
                 sidecar.start(process.pid)
             while _still_runs(process):
+                terminal.look()
                 if sidecar is not None:
                     sidecar.look()
         if sidecar is not None:
@@ -184,28 +185,6 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def _foreground(group: int) -> Iterator[None]:
-    """On a terminal, let the command have it: Ctrl-C and the keyboard are the command's, as without `launch`."""
-    try:
-        terminal = sys.stdin.fileno()
-        ours = os.tcgetpgrp(terminal) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):
-        ours = False
-    if not ours:
-        yield
-        return
-    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    try:
-        with contextlib.suppress(OSError):
-            os.tcsetpgrp(terminal, group)
-        yield
-        with contextlib.suppress(OSError):
-            os.tcsetpgrp(terminal, os.getpgrp())
-    finally:
-        signal.signal(signal.SIGTTOU, before)
 
 
 def describe(code: int) -> str:
