@@ -12,10 +12,11 @@ from grpo_sentinel.agent.probes.partials import Bag, Merged, finite
 from grpo_sentinel.stats import Moments
 
 
-def advantage_terms(bag: Bag, advantages: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
-    """Put per-token advantages (B x T) into the bag; give per-row ones (B, B x 1) back to be copied as they are."""
+def advantage_terms(bag: Bag, advantages: torch.Tensor, mask: torch.Tensor | None) -> None:
+    """Put per-token advantages (B x T) into the bag reduced, per-row ones (B, B x 1) as they are."""
     if advantages.dim() < 2 or advantages.shape[1] == 1:
-        return [advantages]
+        bag.column("advantage", advantages)
+        return
     wide = advantages.to(wide_dtype(advantages.device))
     keep = (
         mask.to(wide.device)
@@ -30,12 +31,10 @@ def advantage_terms(bag: Bag, advantages: torch.Tensor, mask: torch.Tensor | Non
     bag.put(["max:advantage"], torch.where(fine, wide.abs(), -math.inf).amax())
     zero = (~keep | (wide == 0)).all(1) & rows
     bag.put(["sum:advantage_zero", "sum:advantage_rows"], torch.stack([zero, rows]).sum(1))
-    return []
 
 
-def advantage_signals(merged: Merged, per_row: Sequence[Sequence[float]]) -> dict[str, float | None]:
-    """Merge the micro-batches of either kind. A row is zero when all of its advantages are."""
-    rows = [advantage for part in per_row for advantage in part]
+def advantage_signals(merged: Merged, rows: Sequence[float]) -> dict[str, float | None]:
+    """Merge the micro-batches of either kind; `rows`: the per-row ones. A row is zero when all its advantages are."""
     moments = Moments.of(rows)
     for part in merged.parts:
         if part.get("n:advantage"):
@@ -46,7 +45,7 @@ def advantage_signals(merged: Merged, per_row: Sequence[Sequence[float]]) -> dic
     count = len(rows) + (merged.sum("advantage_rows") or 0.0)
     if not count:
         return {}
-    zero = rows.count(0.0) + (merged.sum("advantage_zero") or 0.0)
+    zero = list(rows).count(0.0) + (merged.sum("advantage_zero") or 0.0)
     return {
         "policy.advantage_mean": moments.mean if moments.count else None,
         "policy.advantage_std": moments.std(),

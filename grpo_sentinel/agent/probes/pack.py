@@ -76,8 +76,9 @@ def vector(numbers: Sequence[torch.Tensor], device: torch.device | None = None) 
     where = numbers[0].device if device is None else device
     wide = wide_dtype(where)
     with torch.no_grad():
-        pieces = [n.reshape(-1) if n.device == where else n.reshape(-1).to(where, non_blocking=True) for n in numbers]
-        if not any(piece.dtype == wide for piece in pieces):
+        pieces = [n if n.dim() == 1 else n.reshape(-1) for n in numbers]
+        pieces = [n if n.device == where else n.to(where, non_blocking=True) for n in pieces]
+        if all(piece.dtype is not wide for piece in pieces):
             pieces[0] = pieces[0].to(wide)
         # Joining promotes to the widest: one kernel instead of a conversion each. A new tensor even for one piece.
         return torch.cat(pieces)

@@ -66,11 +66,14 @@ def observe(
             repetition(bag, completion_ids_BT, mask)
         if loss is not None:
             bag.put(["loss"], loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor([loss]))
-        rows = [] if advantages is None else advantage_terms(bag, advantages.detach(), mask)
-        values = bag.vector(None if tokens is None else tokens.device, *rows)
+        if advantages is not None:
+            advantage_terms(bag, advantages.detach(), mask)
+        values = bag.vector(None if tokens is None else tokens.device)
     leaks = tuple(name for name, tensor in given.items() if tensor.requires_grad)
     meta = Meta(
         names=tuple(bag.names),
+        columns=tuple(bag.columns),
+        width=0 if tokens is None else tokens.shape[-1],
         facts=_facts(logp_BT, given, leaks),
         unit_ratio=bool(on_policy) and old_logp_BT is None and logp_BT is not None,
         settings=_settings(beta, loss_scale, vocab_size, on_policy, group_size, scale_rewards),
@@ -84,7 +87,9 @@ def _mask(like: torch.Tensor, mask: torch.Tensor | None, others: Mapping[str, to
     for name, other in {"mask": mask, **others}.items():
         if other is not None and other.shape != like.shape and name != "advantages":
             raise ValueError(f"{name} of shape {tuple(other.shape)} does not fit tokens of shape {tuple(like.shape)}")
-    return torch.ones_like(like, dtype=torch.bool) if mask is None else (mask != 0).to(like.device)
+    if mask is None:
+        return torch.ones_like(like, dtype=torch.bool)
+    return (mask if mask.dtype is torch.bool else mask != 0).to(like.device)
 
 
 def _token_terms(

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from grpo_sentinel.agent.probes.advantages import advantage_signals
 from grpo_sentinel.agent.probes.pack import Harvest, Part
 from grpo_sentinel.agent.probes.partials import Merged
+from grpo_sentinel.agent.probes.tokens import repetition_signals
+
+_KINDS = ("logp", "old_logp", "ref_logp", "sampling_logp", "entropy")
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
     """What the host knew about one micro-batch."""
 
-    names: tuple[str, ...]  # of the leading values; the advantages of the rows follow
+    names: tuple[str, ...]  # of the leading values
+    columns: tuple[tuple[str, int], ...]  # name and length of the columns that follow: one number per row
+    width: int  # token positions of a row
     facts: dict[str, float]  # counted on the host, added over micro-batches
     settings: dict[str, float]
     unit_ratio: bool  # the old log-probs are the current ones
@@ -24,10 +29,8 @@ class Meta:
 
 def finish(parts: Sequence[Part]) -> Harvest:
     """Merge the micro-batches' partials, weighted by their tokens, and turn them into signals."""
-    merged = Merged(parts, [part.meta.names for part in parts])
-    for partials, part in zip(merged.parts, parts, strict=True):
-        if part.meta.unit_ratio:
-            partials.update(_unit_ratio(partials.get("sum:logp_count", 0.0)))
+    cut = [_cut(part) for part in parts]
+    merged = Merged([partials for partials, _ in cut])
     settings = parts[-1].meta.settings
     found: dict[str, float | None] = {name: value for name, value in settings.items() if name.startswith("policy.")}
     for name in {name for part in parts for name in part.meta.facts}:
@@ -35,15 +38,35 @@ def finish(parts: Sequence[Part]) -> Harvest:
     on_policy = [part.meta.settings["policy.on_policy"] for part in parts if "policy.on_policy" in part.meta.settings]
     if on_policy:
         found["policy.on_policy"] = min(on_policy)
-    found.update(_loss(parts))
+    found.update(_loss(merged, [part.meta.settings["loss_scale"] for part in parts]))
     found.update(_levels(merged))
     found.update(_ratio(merged))
     found.update(_kl(merged, settings["beta"]))
     found.update(_sampling(merged))
-    found.update(advantage_signals(merged, [part.values[len(part.meta.names) :].tolist() for part in parts]))
+    rows = [advantage for _, columns in cut for advantage in columns.get("advantage", ())]
+    found.update(advantage_signals(merged, rows))
     leaks = sorted({name for part in parts for name in part.meta.leaks})
     values = {name: float(value) for name, value in found.items() if value is not None}
     return Harvest(values, subjects={"policy.input_grad_leaks": ", ".join(leaks)} if leaks else {})
+
+
+def _cut(part: Part) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Cut one vector into named partials and columns, and add the partials that follow from others."""
+    meta: Meta = part.meta
+    numbers: list[float] = part.values.tolist()
+    partials = dict(zip(meta.names, numbers))  # noqa: B905 - the columns follow
+    columns, start = {}, len(meta.names)
+    for name, length in meta.columns:
+        columns[name] = numbers[start : start + length]
+        start += length
+    tokens = partials.get("sum:tokens", 0.0)
+    for kind in _KINDS:
+        if (count := partials.get(f"sum:{kind}_count")) is not None:
+            partials[f"sum:{kind}_nonfinite"] = tokens - count
+    partials.update(repetition_signals(columns, meta.width - 3))
+    if meta.unit_ratio:
+        partials.update(_unit_ratio(partials.get("sum:logp_count", 0.0)))
+    return partials, columns
 
 
 def _unit_ratio(count: float) -> dict[str, float]:
@@ -53,12 +76,9 @@ def _unit_ratio(count: float) -> dict[str, float]:
     return {**out, "sum:ratio.count": count, "lse:ratio.d": log_count, "lse:ratio.2d": log_count}
 
 
-def _loss(parts: Sequence[Part]) -> dict[str, float | None]:
-    losses = [
-        float(part.values[part.meta.names.index("loss")]) * part.meta.settings["loss_scale"]
-        for part in parts
-        if "loss" in part.meta.names
-    ]
+def _loss(merged: Merged, scales: Sequence[float]) -> dict[str, float | None]:
+    pairs = zip(merged.parts, scales, strict=True)
+    losses = [part["loss"] * scale for part, scale in pairs if "loss" in part]
     usable = [loss for loss in losses if math.isfinite(loss)]
     if not losses:
         return {}

@@ -18,12 +18,14 @@ _DISAGREE_NATS = 2.0
 
 
 def levels(bag: Bag, names: Sequence[str], levels_KBT: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Sum, count and non-finite count inside the mask of K kinds of log-prob or entropy; gives what is fine."""
+    """Sum and count inside the mask of K kinds of log-prob or entropy, and its tokens; gives what is fine.
+
+    What is not fine is counted on the host: tokens - count.
+    """
     fine = finite(levels_KBT) & mask
-    counts = fine.sum((1, 2))
-    bag.put([f"sum:{name}" for name in names], torch.where(fine, levels_KBT, 0.0).sum((1, 2)))
-    bag.put([f"sum:{name}_count" for name in names], counts)
-    bag.put([f"sum:{name}_nonfinite" for name in names], mask.sum() - counts)
+    bag.put(["sum:" + name for name in names], torch.where(fine, levels_KBT, 0.0).sum((1, 2)))
+    bag.put(["sum:" + name + "_count" for name in names], fine.sum((1, 2)))
+    bag.put(["sum:tokens"], mask.sum())
     return fine
 
 
@@ -82,8 +84,8 @@ def entropy_by_place(bag: Bag, entropy: torch.Tensor, fine: torch.Tensor, mask: 
     """Entropy over the first and the last quarter of each completion's own tokens."""
     place = mask.cumsum(1)  # 1-based among the row's own tokens
     length = place[:, -1:]
-    place = 4 * place - 4
-    both = torch.stack([place < length, place >= 3 * length]) & fine
+    early = 4 * place
+    both = torch.stack([early < length + 4, early >= 3 * length + 4]) & fine
     bag.put(["sum:entropy_first", "sum:entropy_last"], torch.where(both, entropy, 0.0).sum((1, 2)))
     bag.put(["sum:entropy_first_count", "sum:entropy_last_count"], both.sum((1, 2)))
 
