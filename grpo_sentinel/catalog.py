@@ -77,6 +77,8 @@ data.group_size | count | gauge | same | completions per prompt that the trainer
 data.mixed_groups | count | gauge | sum | groups with more than one distinct prompt (by hash)
 data.duplicate_prompt_ratio | ratio | gauge | mean | share of the groups' distinct prompts that also stand in another group of the generation batch
 data.duplicate_completion_ratio | ratio | gauge | mean | 1 - distinct/size within a group, mean over groups
+data.duplicate_over_ranks_ratio | ratio | gauge | max | this rank's samples (prompt and completion) that also stand on another rank, where every group stays on one rank
+data.sample_age_steps | steps | gauge | max | optimizer steps between the generation of the trained samples and this one: 0 is on-policy
 data.sequence_length_imbalance | ratio | gauge | own | (longest - shortest) / mean of total lengths in the batch
 # ---- reward: raw, before any nan-mean of the trainer
 reward.mean | | gauge | mean | mean over finite samples of the combined reward: weighted sum of the functions, None left out
@@ -98,6 +100,7 @@ reward.group_std_mean | | gauge | mean | mean over groups of finite rewards of t
 reward.zero_std_ratio | ratio | gauge | mean | groups whose rewards are all equal and finite, among groups of finite rewards
 reward.all_right_ratio | ratio | gauge | mean | groups that are all equal and at the batch's maximum (too easy); absent when the whole batch is equal
 reward.all_wrong_ratio | ratio | gauge | mean | groups that are all equal and at the batch's minimum (too hard, or a broken grader); absent when the whole batch is equal
+reward.learnability_index | ratio | gauge | mean | mean over groups of sum_m C(n,m) p^m (1-p)^(n-m) sqrt(m/n (1-m/n)) with p the group's share of the higher of two scores: 0 is dead, 0.46 the most for n = 8; absent unless scores take just two values
 reward.length_correlation | | gauge | mean | Pearson correlation of combined reward and completion length; absent when either does not vary
 reward.at_ceiling_ratio | ratio | gauge | mean | samples at the largest combined reward seen in the run so far
 reward.model_training_modules[func] | count | gauge | max | submodules in training mode of a reward model, or of the reference model (then named `reference`)

@@ -19,7 +19,10 @@ from typing import Any
 import torch
 
 from grpo_sentinel.agent.agent import Agent
-from grpo_sentinel.agent.probes.model_state import observe_model
+from grpo_sentinel.agent.probes.groups import digest, shared_over_ranks
+from grpo_sentinel.agent.probes.model_state import autograd_kept, describe_model, observe_model
+from grpo_sentinel.agent.probes.samples import dataset_id
+from grpo_sentinel.integrations.reference import ReferenceWatch
 from grpo_sentinel.integrations.transformers import Method, TrainerFeed
 from grpo_sentinel.records import Mode, Phase
 
@@ -45,6 +48,9 @@ class GrpoFeed(TrainerFeed):
         self._logps: torch.Tensor | None = None
         self._entropies: torch.Tensor | None = None
         self._generated_at = 0
+        self._rows = 0  # of this rank's generation batch; 0 where groups span ranks
+        self._graphs: dict[str, bool] = {}  # reward model -> whether its newest scores carry their graph
+        self._reference = ReferenceWatch(trainer)
 
     def install(self, config: dict[str, Any]) -> None:
         """Wrap the GRPO methods, then what every Trainer has."""
@@ -74,22 +80,42 @@ class GrpoFeed(TrainerFeed):
             self.agent.enter(Phase.GENERATE)
             output = method(*args, **kwargs)
             self.agent.leave(Phase.GENERATE)
+            if train:
+                self.agent.guard.run("generation", self._after_generation, output)
             return output
 
         return _generate_and_score_completions
+
+    def _after_generation(self, output: Any) -> None:
+        known = self._reference.judge(output)
+        if self.agent.observer.full:
+            known.update(self._reference.state())
+            known.update(self._shared_samples())
+        self.agent.observer.known(known)
+
+    def _shared_samples(self) -> dict[str, float]:
+        """Compare this rank's samples with those of the other ranks, which TRL gathers to log them."""
+        world = self.trainer.accelerator.num_processes
+        logs = getattr(self.trainer, "_logs", None) or getattr(self.trainer, "_textual_logs", None) or {}
+        prompts, completions = list(logs.get("prompt", ())), list(logs.get("completion", ()))
+        total = world * self._rows
+        if world == 1 or not total or min(len(prompts), len(completions)) < total:
+            return {}
+        pairs = list(zip(prompts[-total:], completions[-total:], strict=True))
+        return shared_over_ranks(pairs, rows=self._rows, rank=self.trainer.accelerator.process_index)
 
     def _calculate_rewards(self, method: Method) -> Method:
         def _calculate_rewards(inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any) -> Any:
             self.agent.enter(Phase.REWARD)
             rewards = method(inputs, prompts, completions, *args, **kwargs)
             self.agent.leave(Phase.REWARD)
-            self.agent.guard.run("reward", self._look_at_rewards, rewards, prompts, completions, args)
+            self.agent.guard.run("reward", self._look_at_rewards, inputs, rewards, prompts, completions, args)
             return rewards
 
         return _calculate_rewards
 
     def _look_at_rewards(
-        self, rewards: torch.Tensor, prompts: Sequence[Any], completions: Sequence[Any], rest: Any
+        self, inputs: Any, rewards: torch.Tensor, prompts: Sequence[Any], completions: Sequence[Any], rest: Any
     ) -> None:
         trainer, agent = self.trainer, self.agent
         rows = len(prompts)
@@ -98,6 +124,7 @@ class GrpoFeed(TrainerFeed):
         size = int(getattr(trainer, "num_generations_eval", 0) or 0) if evaluating else int(trainer.num_generations)
         size = size or int(trainer.num_generations)
         whole = start % size == 0 and rows % size == 0  # else groups span ranks: look at this rank's scores only
+        self._rows = rows if whole else 0
         lengths = [len(ids) for ids in rest[0]] if rest and len(rest[0]) == rows else None
         agent.observe_rewards(
             rewards.detach()[start : start + rows],
@@ -106,6 +133,7 @@ class GrpoFeed(TrainerFeed):
             completion_lengths_B=lengths,
             group_size=size if whole else None,
             extra=self._host_facts(prompts, completions, whole),
+            identify=lambda row: dataset_id(inputs[row]) or {"prompt_digest": digest(prompts[row])},
         )
 
     def _host_facts(self, prompts: Sequence[Any], completions: Sequence[Any], whole: bool) -> dict[str, float]:
@@ -115,6 +143,8 @@ class GrpoFeed(TrainerFeed):
         for name, function in zip(self._reward_names(None), self.trainer.reward_funcs, strict=False):
             if isinstance(function, torch.nn.Module) and self.agent.observer.full:
                 facts.update(self.agent.guard.run("reward model", observe_model, name, function) or {})
+                if name in self._graphs:
+                    facts[f"reward.model_autograd[{name}]"] = float(self._graphs[name])
         return facts
 
     def _reward_names(self, count: int | None) -> list[str]:
@@ -152,6 +182,7 @@ class GrpoFeed(TrainerFeed):
                     raise
                 if meter is not None:
                     guard.run("reward calls", meter.__exit__, None, None, None)
+                self._graphs[name] = autograd_kept(result)
                 return result
 
             return call
@@ -185,6 +216,7 @@ class GrpoFeed(TrainerFeed):
                 self.agent.enter(Phase.LOGPROBS)
                 result = method(*args, **kwargs)
                 self.agent.leave(Phase.LOGPROBS)
+                self.agent.guard.run("reference", self._reference.saw, args, result)
                 return result
             self.agent.clock.arrived()
             result = method(*args, **kwargs)
@@ -221,6 +253,16 @@ class GrpoFeed(TrainerFeed):
             loss_scale=self.accumulation(),
             on_policy=old is None or self._generated_at == self.agent.step,
         )
+        self.agent.observer.known(self._trainers_own())
+
+    def _trainers_own(self) -> dict[str, float]:
+        """Give what the trainer has computed and kept for its log, as mean over the step's micro-batches."""
+        found = {"data.sample_age_steps": float(self.agent.step - self._generated_at)}
+        metrics = getattr(self.trainer, "_metrics", None) or {}
+        kl = list(metrics.get("train", {}).get("kl", ()))[-self.agent.observer.micro_batch - 1 :]
+        if kl:
+            found["policy.kl_reported_nats"] = sum(kl) / len(kl)
+        return found
 
 
 def follow(agent: Agent, trainer: Any, config: dict[str, Any]) -> None:
@@ -263,7 +305,10 @@ def grpo_configuration(trainer: Any) -> dict[str, Any]:
         getattr(trainer, "epsilon_high", None) or getattr(args, "epsilon_high", None) or found["epsilon_low"]
     )
     found["group_size"] = int(getattr(trainer, "num_generations", 0)) or None
-    found["reward_functions"] = [str(name) for name in getattr(trainer, "reward_func_names", [])]
+    found["reward_functions"] = names = [str(name) for name in getattr(trainer, "reward_func_names", [])]
+    models = dict(zip(names, trainer.reward_funcs, strict=False)) | {"reference": getattr(trainer, "ref_model", None)}
+    described = {name: describe_model(model) for name, model in models.items() if isinstance(model, torch.nn.Module)}
+    found["frozen_models"] = described or None
     found.update(_token_ids(trainer))
     return {name: value for name, value in found.items() if value is not None}
 

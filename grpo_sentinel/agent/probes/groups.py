@@ -35,6 +35,17 @@ def observe_groups(
     return out
 
 
+def shared_over_ranks(samples: Sequence[Any], *, rows: int, rank: int) -> dict[str, float]:
+    """Judge whether ranks work on different samples: `samples` of all ranks, `rows` from each, in rank order.
+
+    Only where every group stays on one rank: else a prompt stands on several by design.
+    """
+    keys = [digest(list(sample)) for sample in samples]
+    own = keys[rank * rows : (rank + 1) * rows]
+    others = set(keys[: rank * rows] + keys[(rank + 1) * rows :])
+    return {"data.duplicate_over_ranks_ratio": sum(key in others for key in own) / rows}
+
+
 def digest(item: Any) -> str:
     """Hash a text, a chat, or a sequence of ids; equal content gives an equal digest in every process."""
     if hasattr(item, "tolist"):

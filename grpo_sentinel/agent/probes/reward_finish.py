@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from grpo_sentinel.agent.probes.pack import Harvest, Part
 from grpo_sentinel.stats import Comoments, Moments
@@ -112,10 +113,22 @@ def _groups(groups: Sequence[Sequence[float]]) -> dict[str, float]:
         "reward.group_std_mean": sum(group.std() or 0.0 for group in whole) / len(whole),
         "reward.zero_std_ratio": len(flat) / len(whole),
     }
+    if len({reward for group in groups for reward in group}) == 2 and len(whole) == len(groups):
+        rights = [sum(reward == high for reward in group) for group in groups]
+        out["reward.learnability_index"] = sum(map(_learnability, rights, map(len, groups))) / len(groups)
     if high > low:
         out["reward.all_right_ratio"] = flat.count(high) / len(whole)
         out["reward.all_wrong_ratio"] = flat.count(low) / len(whole)
     return out
+
+
+@lru_cache(maxsize=1024)
+def _learnability(right: int, size: int) -> float:
+    """Expected std of a group's rewards of 0 and 1 at success probability p = right / size (rlvr-audit)."""
+    p = right / size
+    return sum(
+        math.comb(size, m) * p**m * (1 - p) ** (size - m) * math.sqrt(m / size * (1 - m / size)) for m in range(size + 1)
+    )
 
 
 def _correlation(rewards: Sequence[float], lengths: Sequence[float]) -> dict[str, float]:
