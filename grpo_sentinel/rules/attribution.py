@@ -43,6 +43,8 @@ class Attribution:
 
     def frame(self, frame: Frame) -> None:
         """Take the per-rank signals that are bad on some ranks and not on others."""
+        if len(frame.ranks) < 2:
+            return
         for strength, signal in ((2, _LOCAL[0]), *((1, name) for name in _LOCAL[1:])):
             bad = [rank for rank, row in frame.ranks.items() if _above_zero(row, signal)]
             if bad and len(bad) < len(frame.ranks):

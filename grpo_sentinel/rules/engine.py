@@ -10,30 +10,24 @@ became known) and when it resolves. Whoever stores findings keeps the newest ver
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from grpo_sentinel.catalog import split_name
 from grpo_sentinel.records import EventRecord, Finding, FindingState, Frame, Mode, Sample
 from grpo_sentinel.rules import profiles
 from grpo_sentinel.rules.attribution import Attribution
+from grpo_sentinel.rules.board import Board, layout_of
 from grpo_sentinel.rules.message import write
 from grpo_sentinel.rules.root_cause import RootCause
 from grpo_sentinel.rules.rule import Rule, RuleSet
 from grpo_sentinel.rules.tracker import Change, Tracker
 from grpo_sentinel.rules.view import RankState, View, merged_get
 
+_NONE = Change.NONE
+_EMPTY: Mapping[Any, Any] = MappingProxyType({})
 _STALE_LOOKS = 50  # a tracker that could not judge for so many looks abstains
-
-
-@dataclass
-class _Board:
-    """Trackers of one mode (training or evaluation), and the plan of who looks at what."""
-
-    known: set[str] = field(default_factory=set)  # signal names seen so far
-    ranks: frozenset[int] = frozenset()
-    bounds: list[Tracker] = field(default_factory=list)
-    others: list[Tracker] = field(default_factory=list)
 
 
 class Engine:
@@ -43,7 +37,7 @@ class Engine:
         self._given = rules
         self._run_id = run_id
         self._trackers: dict[tuple[str, str, int | None, str], Tracker] = {}
-        self._boards: dict[Mode, _Board] = {}
+        self._boards: dict[Mode, Board] = {}
         self._roots = RootCause(rule.name for rule in rules if rule.bound)
         self._attribution = Attribution()
         self._context: dict[str, Any] = {}
@@ -86,34 +80,46 @@ class Engine:
         if frame.mode is Mode.TRAIN:
             self._step = max(self._step, frame.step)
         self._attribution.frame(frame)
-        board = self._board(frame)
-        get = merged_get(frame.ranks)
         rows = frame.ranks
-        merged = View(frame.step, frame.wall_ns, get, rows, None, frame.missing)
-        views = {
-            rank: View(frame.step, frame.wall_ns, row.get, rows, rank, frame.missing) for rank, row in rows.items()
-        }
+        board = self._board(frame.mode)
+        board.looks += 1
+        plan = board.planned(layout_of(rows))
+        if plan is None and board.grow(rows):
+            self._assign(board, frame.mode)
+        merged = View(frame.step, frame.wall_ns, merged_get(rows), rows, None, frame.missing, False, _EMPTY, _EMPTY)
+        views: dict[int | None, View] = {None: merged}
+        if plan is None or plan.by_rank:
+            for rank, row in rows.items():
+                views[rank] = View(frame.step, frame.wall_ns, row.get, rows, rank, frame.missing, False, _EMPTY, _EMPTY)
         out: list[Finding] = []
-        if self._run(board.bounds, merged, views, out):
-            for view in (merged, *views.values()):
+        first = plan.bounds.due(merged.get, rows.values()) if plan is not None else board.bounds
+        if self._run(first, views, board.looks, out):
+            for view in views.values():
                 view.tainted = True
-        self._run(board.others, merged, views, out)
+        second = plan.others.due(merged.get, rows.values()) if plan is not None else board.others
+        self._run(second, views, board.looks, out)
+        if plan is None:
+            board.make_plan(rows)  # now that all have looked, who could not judge has said why
+        else:
+            plan.bounds.after(first)
+            plan.others.after(second)
         return out
 
-    def _run(self, trackers: Iterable[Tracker], merged: View, views: Mapping[int, View], out: list[Finding]) -> bool:
+    def _run(
+        self, trackers: Iterable[Tracker], views: Mapping[int | None, View], number: int, out: list[Finding]
+    ) -> bool:
         """Let every tracker look at its view; tells whether one of them finds it bad."""
         any_bad = False
         for tracker in trackers:
-            rank = tracker.rank
-            view = merged if rank is None else views.get(rank)
+            view = views.get(tracker.rank)
             if view is None:
                 continue
             try:
-                change = tracker.look(view)
+                change = tracker.look(view, number)
             except (ArithmeticError, ValueError) as error:
                 self._fail(tracker, view, error)
                 continue
-            if change is not Change.NONE:
+            if change is not _NONE:
                 self._change(tracker, change, view, out, "")
             if tracker.bad:
                 any_bad = True
@@ -165,6 +171,8 @@ class Engine:
 
     def abstaining(self) -> dict[str, str]:
         """Say for every rule that cannot judge why: no signal, no baseline yet, switched off, does not apply."""
+        for board in self._boards.values():
+            board.settle()
         out: dict[str, str] = {}
         by_rule: dict[str, list[Tracker]] = {}
         for tracker in self._trackers.values():
@@ -198,7 +206,8 @@ class Engine:
         for key, tracker in list(self._trackers.items()):
             if live.get(key[0]) != tracker.rule:
                 del self._trackers[key]
-        self._boards.clear()
+        for board in self._boards.values():
+            board.clear()
         self._signals = {rule.name: rule.signals for rule in rules}  # parsing them is not for every look
         scopes = ("merged", "rank", "sample", "event", "tick")
         self._by_scope = {scope: [rule for rule in live.values() if rule.scope == scope] for scope in scopes}
@@ -210,22 +219,14 @@ class Engine:
             tracker = self._trackers[key] = Tracker(rule, label, rank)
         return tracker
 
-    def _board(self, frame: Frame) -> _Board:
-        """Find the plan of this mode; made anew only when a signal or rank is seen for the first time."""
-        board = self._boards.get(frame.mode)
+    def _board(self, mode: Mode) -> Board:
+        board = self._boards.get(mode)
         if board is None:
-            board = self._boards[frame.mode] = _Board()
-        grown = not frame.ranks.keys() <= board.ranks
-        for row in frame.ranks.values():
-            if not row.keys() <= board.known:
-                board.known |= row.keys()
-                grown = True
-        if grown:
-            board.ranks = board.ranks | frame.ranks.keys()
-            self._plan(board, frame.mode)
+            board = self._boards[mode] = Board()
         return board
 
-    def _plan(self, board: _Board, mode: Mode) -> None:
+    def _assign(self, board: Board, mode: Mode) -> None:
+        """Give a board its trackers; done anew only when a signal or rank is seen for the first time."""
         wanted = ("any", "train" if mode is Mode.TRAIN else "evaluation")
         labels = _labels(board.known)
         board.bounds, board.others = [], []

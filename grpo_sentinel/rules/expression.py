@@ -18,7 +18,7 @@ _OPERATORS = ("+", "-", "*", "/")
 class Expression:
     """A parsed quantity. Calling it gives a float, or None when a signal is missing or a division is by zero."""
 
-    __slots__ = ("_name", "_terms", "constant", "names", "text")
+    __slots__ = ("_gone", "_pair", "_terms", "constant", "names", "single", "text")
 
     def __init__(self, source: str | float, label: str = "") -> None:
         self.text = str(source).replace("[*]", f"[{label}]") if label else str(source)
@@ -33,12 +33,26 @@ class Expression:
         self.names: tuple[str, ...] = tuple(term for _, term in self._terms if isinstance(term, str))
         first = self._terms[0][1]
         single = first if len(self._terms) == 1 else None
-        self._name = single if isinstance(single, str) else ""
+        self.single: str = single if isinstance(single, str) else ""  # the signal that it is, with nothing around it
         self.constant: float | None = single if isinstance(single, float) else None
+        self._gone = f"no value of {self.single}"
+        # two signals and one operator, the usual compound, without a loop
+        second = self._terms[1] if len(self._terms) == 2 else ("", 0.0)
+        self._pair: tuple[str, str, str] | None = None
+        if isinstance(first, str) and isinstance(second[1], str):
+            self._pair = (first, second[0], second[1])
 
     def __call__(self, get: Get) -> float | None:
-        if self._name:
-            return get(self._name)
+        if self.single:
+            return get(self.single)
+        if self._pair is not None:
+            left, operator, right = self._pair
+            a, b = get(left), get(right)
+            if a is None or b is None:
+                return None
+            if operator == "/":
+                return a / b if b else None
+            return a - b if operator == "-" else a + b if operator == "+" else a * b
         total = 0.0
         for operator, term in self._terms:
             operand = get(term) if isinstance(term, str) else term
@@ -58,6 +72,8 @@ class Expression:
 
     def missing(self, get: Get) -> str:
         """Say in words why the value is None."""
+        if self.single:
+            return self._gone
         gone = [name for name in self.names if get(name) is None]
         return f"no value of {', '.join(gone)}" if gone else f"{self.text} divides by zero"
 
@@ -107,6 +123,10 @@ class Condition:
         if self._operator == "<":
             return left < right
         return (left == right) == (self._operator == "==")
+
+    def blind(self, present: frozenset[str]) -> bool:
+        """Can it never be known, by the names of the signals alone?"""
+        return not self._lenient and not present.issuperset(self.names)
 
     def missing(self, get: Get) -> str:
         side = self._left if self._left(get) is None else self._right

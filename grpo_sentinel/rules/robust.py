@@ -23,11 +23,11 @@ class SortedWindow:
         return len(self._sorted)
 
     def push(self, value: float) -> None:
-        if len(self._order) == self._size:
-            old = self._order.popleft()
-            del self._sorted[bisect_left(self._sorted, old)]
-        self._order.append(value)
-        insort(self._sorted, value)
+        order, ranked = self._order, self._sorted
+        if len(order) == self._size:
+            del ranked[bisect_left(ranked, order.popleft())]
+        order.append(value)
+        insort(ranked, value)
 
     def clear(self) -> None:
         self._order.clear()
@@ -39,7 +39,9 @@ class SortedWindow:
         return self._order
 
     def median(self) -> float:
-        return sorted_median(self._sorted)
+        ranked = self._sorted
+        half, odd = divmod(len(ranked), 2)
+        return ranked[half] if odd else 0.5 * (ranked[half - 1] + ranked[half])
 
     def quantile(self, q: float) -> float:
         return self._sorted[min(len(self._sorted) - 1, int(q * len(self._sorted)))]
@@ -63,9 +65,24 @@ def median(values: Sequence[float]) -> float:
 
 
 def mad(values: Sequence[float]) -> float:
-    """Median absolute deviation from the median of sorted values."""
+    """Median absolute deviation from the median of sorted values, in O(log n) steps."""
+    n = len(values)
     centre = sorted_median(values)
-    return median([abs(value - centre) for value in values])
+    middle = _nearest(values, centre, n // 2)
+    return middle if n % 2 else 0.5 * (_nearest(values, centre, n // 2 - 1) + middle)
+
+
+def _nearest(values: Sequence[float], centre: float, k: int) -> float:
+    """The k-th smallest distance from the centre, from 0: the k + 1 nearest of sorted values stand side by side."""
+    low, high = 0, len(values) - 1 - k  # the first value of that piece
+    while low < high:
+        middle = (low + high) // 2
+        if centre - values[middle] <= values[middle + k] - centre:
+            high = middle
+        else:
+            low = middle + 1
+    best = max(centre - values[low], values[low + k] - centre)
+    return min(best, max(centre - values[low - 1], values[low - 1 + k] - centre)) if low else best
 
 
 def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 
 from grpo_sentinel.records import Finding
+from grpo_sentinel.rules.detectors.blindness import blind
 from grpo_sentinel.rules.rule import Rule
 from grpo_sentinel.rules.view import FINE, Get, Verdict, View
 
@@ -23,6 +24,9 @@ class Change(enum.Enum):
     NONE = 0
     FIRED = 1
     RESOLVED = 2
+
+
+_NONE = Change.NONE
 
 
 class Tracker:
@@ -44,7 +48,7 @@ class Tracker:
         self._bits = 0
         self._clear = 0
         self._quiet_until = 0
-        self.looks = 0
+        self.looks = 0  # number of the last look; frames are counted by the board, others one by one
         self.judged = 0  # number of the last look that could be judged, 0 = none
         self.last_unable = ""
         self.episode = 0  # step of the first bad view of the current episode
@@ -56,29 +60,47 @@ class Tracker:
         """Was the newest view bad, fired or not?"""
         return bool(self._bits & 1)
 
+    @property
+    def idle(self) -> bool:
+        """Has it nothing to remember: no bad view in its window, no finding?"""
+        return not self._bits and self.finding is None
+
+    def blind(self, present: frozenset[str], ranks: int) -> bool:
+        """Would a look at a view with these signals judge nothing and change nothing?"""
+        return any(condition.blind(present) for condition in self._conditions) or (
+            blind(self._detector, present, ranks) and (self._unless is None or blind(self._unless, present, ranks))
+        )
+
+    def calm(self) -> tuple[tuple[str, float, float], ...]:
+        """Ranges (signal, low, high) inside which an idle tracker stays idle; empty when only a look can tell."""
+        if self._conditions or self._unless is not None:
+            return ()
+        ranges: tuple[tuple[str, float, float], ...] = getattr(self._detector, "calm", lambda: ())()
+        return ranges
+
     def blames(self, row_get: Get) -> bool:
         """Would one rank's own values alone be bad? False for detectors with memory."""
         judge = getattr(self._detector, "blames", None)
         return bool(judge(row_get)) if judge is not None else False
 
-    def look(self, view: View) -> Change:
-        """Judge one view. Never raises for a value; cost is the detector's own, constant."""
-        self.looks += 1
+    def look(self, view: View, number: int = 0) -> Change:
+        """Judge one view, the `number`-th if the caller counts. Cost is the detector's own, constant."""
+        self.looks = number or self.looks + 1
         for condition in self._conditions:
             met = condition(view.get)
             if not met:
                 self.last_unable = condition.missing(view.get) if met is None else f"only judged when {condition.text}"
-                return Change.NONE
+                return _NONE
         verdict = self._detector.update(view)
         if self._unless is not None and self._unless.update(view).bad:
             verdict = FINE
         if verdict is FINE and not self._bits and self.finding is None:  # nearly always: nothing to remember
             self.judged = self.looks
             self.last_unable = ""
-            return Change.NONE
+            return _NONE
         if verdict.unable:
             self.last_unable = verdict.unable
-            return Change.NONE
+            return _NONE
         self.judged = self.looks
         self.last_unable = ""
         if verdict.bad:
@@ -86,10 +108,10 @@ class Tracker:
         if self._bits:
             self._bits = (self._bits << 1) & self._full
         if self.finding is None:
-            return Change.NONE
+            return _NONE
         self._clear = self._clear + 1 if verdict.clear else 0
         if self._clear < self.rule.resolve_after:
-            return Change.NONE
+            return _NONE
         self._quiet_until = self.looks + self.rule.cooldown
         self._bits = 0
         return Change.RESOLVED
@@ -101,8 +123,8 @@ class Tracker:
         self._clear = 0
         self.verdict = verdict
         if self.finding is not None or self.looks < self._quiet_until:
-            return Change.NONE
-        return Change.FIRED if self._bits.bit_count() >= self.rule.bad else Change.NONE
+            return _NONE
+        return Change.FIRED if self._bits.bit_count() >= self.rule.bad else _NONE
 
     @property
     def onset(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 from grpo_sentinel.catalog import signal_of
@@ -64,8 +65,9 @@ FINE = Verdict()
 NEAR = Verdict(clear=False)
 
 
+@lru_cache(maxsize=1024)
 def unable(reason: str) -> Verdict:
-    """A verdict of abstention; build it once, not per step."""
+    """A verdict of abstention."""
     return Verdict(unable=reason)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from grpo_sentinel.rules.expression import Expression
@@ -86,6 +87,17 @@ class Bound:
 
     def _bad(self, value: float, limit: float | None) -> Verdict:
         return Verdict(bad=True, clear=False, value=value, limit=limit, signal=self._signal_text)
+
+    def calm(self) -> tuple[tuple[str, float, float], ...]:
+        """Range of the one signal inside which nothing is bad, where limits are constants and nothing is counted."""
+        constant = all(limit is None or limit.constant is not None for limit in (self.min, self.max))
+        if self.first or not constant or not self.signal.single:
+            return ()
+        low = -math.inf if self._bottom is None else self._bottom
+        high = math.inf if self._top is None else self._top
+        if self.strict:
+            low, high = math.nextafter(low, math.inf), math.nextafter(high, -math.inf)
+        return ((self.signal.single, low, high),)
 
     def blames(self, get: Get) -> bool:
         """Does a rank alone break it?"""

@@ -44,7 +44,10 @@ class Any:
         judged = [verdict for verdict in verdicts if not verdict.unable]
         if not judged:
             return verdicts[0]
-        return NEAR if NEAR in judged else FINE
+        for verdict in judged:
+            if not verdict.clear:
+                return NEAR
+        return FINE
 
     def blames(self, get: Get) -> bool:
         return any(part.blames(get) for part in self.of if hasattr(part, "blames"))

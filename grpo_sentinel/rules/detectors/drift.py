@@ -45,6 +45,7 @@ class Drift:
         self._points: deque[tuple[int, int, float]] = deque(maxlen=self.window)
         self._rows: deque[dict[int, float]] = deque(maxlen=self.window)
         self._skipped = 0
+        self._room_known = False
         rooms = ", ".join(expression.text for expression in self.room)
         self._no_room = unable(f"no limit known: no value of {rooms}")
         self._learning = unable(f"needs {self.min_points} points of {self.signal.text}")
@@ -59,10 +60,14 @@ class Drift:
             self._skipped += 1
             return self._learning
         self._points.append((view.step, view.wall_ns, value))
-        self._rows.append(self._by_rank(view))
+        self._rows.append(self._by_rank(view, value))
         if len(self._points) < self.min_points:
             return self._learning
+        first = self._points[0][2]
+        if self._room_known and value - first <= self.min_growth * abs(first):
+            return FINE  # nearly always
         rooms = [room for room in (expression(view.get) for expression in self.room) if room is not None]
+        self._room_known = bool(rooms)
         if not rooms:
             return self._no_room
         return self._project(value, min(rooms))
@@ -121,9 +126,11 @@ class Drift:
                 onset = after[0]
         return onset
 
-    def _by_rank(self, view: View) -> dict[int, float]:
+    def _by_rank(self, view: View, value: float) -> dict[int, float]:
+        if len(view.ranks) == 1:
+            return dict.fromkeys(view.ranks, value)
         values = ((rank, self.signal(row.get)) for rank, row in view.ranks.items())
-        return {rank: value for rank, value in values if value is not None}
+        return {rank: own for rank, own in values if own is not None}
 
     def _growing(self) -> tuple[int, ...]:
         first, last = self._rows[0], self._rows[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 from grpo_sentinel.rules.expression import Expression
@@ -58,6 +59,14 @@ class Nonfinite:
             if not math.isfinite(value):
                 return Verdict(bad=True, clear=False, value=value, signal=expression.text)
         return FINE if known else self._missing
+
+    def calm(self) -> tuple[tuple[str, float, float], ...]:
+        """Zero for counts, all finite numbers for values, where no view is remembered."""
+        if self.tolerate_first or not all(expression.single for expression in (*self.counts, *self.values)):
+            return ()
+        counts = [(expression.single, 0.0, 0.0) for expression in self.counts]
+        values = [(expression.single, -sys.float_info.max, sys.float_info.max) for expression in self.values]
+        return (*counts, *values)
 
     def blames(self, get: Get) -> bool:
         """Does this rank alone hold something that is not finite?"""

@@ -78,7 +78,7 @@ class Spike:
     def _far(self, value: float, centre: float) -> bool:
         up, down = self.direction != "down", self.direction != "up"
         if self.ratio:
-            high = up and value > self.ratio * centre if centre > 0 else False
+            high = up and centre > 0 and value > self.ratio * centre
             low = down and centre > 0 and value * self.ratio < centre
             if not (high or low):
                 return False
