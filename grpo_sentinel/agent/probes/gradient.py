@@ -128,9 +128,7 @@ def observe_tensors(
         preclip = _preclip(norm_preclip, norm, shards if sharded is None else sharded)
         values = vector(
             [
-                extremes.squares,
-                extremes.low,
-                extremes.high,
+                extremes.raw,
                 *([] if preclip is None else [preclip]),
                 _sampled(flats, sample_size),
             ],
@@ -174,11 +172,9 @@ def finish(parts: Sequence[Part]) -> Harvest:
     """Turn the raw numbers of a step's last pack into signals; see the catalogue for each one's meaning."""
     part = parts[-1]
     meta: _Meta = part.meta
-    count = sum(meta.pieces)
-    known = int(meta.global_norm)
-    sizes = [count, count, count, known, len(part.values) - 3 * count - known]
-    squares, low, high, preclip, sampled = part.values.split(sizes)
-    per = norms.finish(squares, low, high, meta.pieces)
+    count, known = 3 * sum(meta.pieces), int(meta.global_norm)
+    raw, preclip, sampled = part.values.split_with_sizes([count, known, len(part.values) - count - known])
+    per = norms.finish(raw, meta.pieces)
     values = {"gradient.tensors": float(len(meta.names)), **meta.facts}
     values.update(_norms(per, meta))
     values.update(_clipping(preclip.tolist(), meta.clip_limit))
@@ -186,24 +182,24 @@ def finish(parts: Sequence[Part]) -> Harvest:
     values.update(_distribution(sampled, values["gradient.norm_local"], meta.elements))
     if meta.scale != 1.0:
         values.update({name: x / meta.scale for name, x in values.items() if name[9:].partition("[")[0] in _LINEAR})
-    bad = (~per.largest.isfinite()).nonzero().flatten().tolist()
+    bad = per.bad()
     nonfinite = (NonFinite("after_reduce", tuple(meta.names[i] for i in bad)),) if bad else ()
     subjects = {}
     if "gradient.top_share" in values:
-        subjects["gradient.top_share"] = meta.names[int(per.squares.argmax())]
+        subjects["gradient.top_share"] = meta.names[per.squares.index(max(per.squares))]
     return Harvest(values, nonfinite, subjects=subjects)
 
 
 def _norms(per: norms.PerTensor, meta: _Meta) -> dict[str, float]:
-    total = float(per.squares.sum())
+    total = sum(per.squares)
     values = {"gradient.norm_local": math.sqrt(total)}
-    finite = per.largest[per.largest.isfinite()]
-    if len(finite):
-        values["gradient.abs_max"] = float(finite.max())
+    peak = per.peak()
+    if peak is not None:
+        values["gradient.abs_max"] = peak
     if 0 < total < math.inf:
-        values["gradient.top_share"] = float(per.squares.max()) / total
+        values["gradient.top_share"] = max(per.squares) / total
     by_group: dict[str, float] = {}
-    for group, square in zip(meta.groups, per.squares.tolist(), strict=True):
+    for group, square in zip(meta.groups, per.squares, strict=True):
         by_group[group] = by_group.get(group, 0.0) + square
     values.update({f"gradient.group_norm[{group}]": math.sqrt(square) for group, square in by_group.items()})
     return values
@@ -221,29 +217,36 @@ def _clipping(known: list[float], limit: float | None) -> dict[str, float]:
 
 
 def _counts(per: norms.PerTensor) -> dict[str, float]:
-    nan, infinite = per.nan(), per.infinite()
-    all_finite = not bool((nan | infinite).any())
+    nan = infinite = overflow = 0.0
+    if not per.all_finite:
+        nan, infinite = float(sum(map(math.isnan, per.largest))), float(sum(map(math.isinf, per.largest)))
+    else:
+        overflow = float(math.inf in per.squares)
     return {
-        "gradient.nonfinite_tensors": float((nan | infinite).sum()),
-        "gradient.nan_tensors": float(nan.sum()),
-        "gradient.inf_tensors": float(infinite.sum()),
-        "gradient.norm_overflow": float(all_finite and bool(per.squares.isinf().any())),
-        "gradient.zero_tensors": float((per.largest == 0).sum()),
+        "gradient.nonfinite_tensors": nan + infinite,
+        "gradient.nan_tensors": nan,
+        "gradient.inf_tensors": infinite,
+        "gradient.norm_overflow": overflow,
+        "gradient.zero_tensors": float(per.largest.count(0.0)),
     }
 
 
 def _distribution(sampled: torch.Tensor, norm: float, elements: int) -> dict[str, float]:
     """Mean, deviation and percentiles of |g|; the deviation takes its second moment from the exact norm."""
-    finite = sampled[sampled.isfinite()]
-    if not len(finite):
+    total = float(sampled.sum())
+    if not math.isfinite(total):
+        sampled = sampled[sampled.isfinite()]
+        total = float(sampled.sum())
+    count = len(sampled)
+    if not count:
         return {}
-    size = finite.abs()
+    size = sampled.abs()
     values = {"gradient.abs_mean": float(size.mean())}
     for name, q in _QUANTILES.items():
-        values[name] = float(size.kthvalue(math.ceil(q * len(size))).values)  # a tenth of the cost of sorting
-    if len(finite) == elements:
-        values["gradient.std"] = float(finite.std(correction=0))
+        values[name] = float(size.kthvalue(math.ceil(q * count)).values)  # a tenth of the cost of sorting
+    if count == elements:
+        values["gradient.std"] = float(sampled.std(correction=0))
     elif math.isfinite(norm):
-        mean = float(finite.mean())
+        mean = total / count
         values["gradient.std"] = math.sqrt(max(0.0, norm * norm / elements - mean * mean))
     return values

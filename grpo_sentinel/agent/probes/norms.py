@@ -8,8 +8,10 @@ largest infinite; a finite largest with an infinite sum is an overflow of the su
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -22,12 +24,15 @@ _MULTI = (torch.float32, torch.bfloat16, torch.float16)  # the multi-tensor norm
 
 @dataclass(frozen=True, slots=True)
 class Extremes:
-    """Raw results, one element per piece: 1-D, on the device of the first tensor."""
+    """Raw results on the device of the first tensor."""
 
-    squares: torch.Tensor  # float64
-    low: torch.Tensor  # float64
-    high: torch.Tensor
+    raw: torch.Tensor  # wide, 1-D: sum of squares of every piece, then the smallest of every piece, then the largest
     pieces: tuple[int, ...]  # number of pieces of each tensor (0 for an empty one)
+
+    @property
+    def squares(self) -> torch.Tensor:
+        """Sum of squares of every piece: a view."""
+        return self.raw[: len(self.raw) // 3]
 
     def norm(self) -> torch.Tensor:
         """Give the L2 norm of everything: 0-d float64 on the device, not synchronised."""
@@ -36,18 +41,23 @@ class Extremes:
 
 @dataclass(frozen=True, slots=True)
 class PerTensor:
-    """Finished on the host, one element per tensor: float64 CPU tensors."""
+    """Finished on the host, one number per tensor."""
 
-    squares: torch.Tensor
-    largest: torch.Tensor  # largest |x|; NaN when the tensor holds NaN, else infinite when it holds infinity
+    squares: list[float]
+    largest: list[float]  # largest |x|; NaN when the tensor holds NaN, else infinite when it holds infinity
 
-    def nan(self) -> torch.Tensor:
-        """Mark tensors that hold NaN."""
-        return self.largest.isnan()
+    @property
+    def all_finite(self) -> bool:
+        """Tell whether no tensor holds NaN or infinity."""
+        return math.isfinite(sum(self.largest)) or all(map(math.isfinite, self.largest))
 
-    def infinite(self) -> torch.Tensor:
-        """Mark tensors that hold an infinity and no NaN."""
-        return self.largest.isinf()
+    def bad(self) -> list[int]:
+        """List the places of tensors that hold NaN or infinity."""
+        return [] if self.all_finite else [i for i, peak in enumerate(self.largest) if not math.isfinite(peak)]
+
+    def peak(self) -> float | None:
+        """Give the largest |x| of the tensors that are finite; None without any."""
+        return max(self.largest if self.all_finite else filter(math.isfinite, self.largest), default=None)
 
 
 def read(flats: Sequence[torch.Tensor]) -> Extremes:
@@ -72,19 +82,28 @@ def read(flats: Sequence[torch.Tensor]) -> Extremes:
                 high.append(most)
             else:
                 _read_other(part, squares, low, high)
-    same = all(f.dtype == flats[0].dtype and f.device == device for f in flats)
-    joined = [_join(numbers, device, same=same) for numbers in (squares, low, high)]
-    return Extremes(joined[0], joined[1], joined[2], tuple(pieces))
+    same = all(f.dtype is flats[0].dtype and f.device == device for f in flats)
+    return Extremes(_join([*squares, *low, *high], device, same=same), tuple(pieces))
 
 
-def finish(squares: torch.Tensor, low: torch.Tensor, high: torch.Tensor, pieces: Sequence[int]) -> PerTensor:
-    """Join the pieces of each tensor on the host; an empty tensor gets zeros."""
-    owner = torch.repeat_interleave(torch.arange(len(pieces)), torch.tensor(pieces, dtype=torch.int64))
-    largest = torch.maximum(low.abs(), high.abs())  # propagates NaN
-    total = torch.zeros(len(pieces), dtype=torch.float64).index_add_(0, owner, squares)
-    peak = torch.zeros(len(pieces), dtype=torch.float64).scatter_reduce_(0, owner, largest, "amax")
+def finish(raw: torch.Tensor, pieces: tuple[int, ...]) -> PerTensor:
+    """Join the pieces of each tensor on the host (`raw` float64 on the CPU); an empty tensor gets zeros."""
+    squares, low, high = raw.view(3, -1).unbind(0)
+    peak = torch.maximum(low.abs(), high.abs())  # propagates NaN
+    owner = _owner(pieces)
+    if owner is not None:
+        squares = torch.zeros(len(pieces), dtype=torch.float64).index_add_(0, owner, squares)
+        peak = torch.zeros(len(pieces), dtype=torch.float64).scatter_reduce_(0, owner, peak, "amax")
     # Squares below 1e-45 vanish in float32 and so does their sum: a norm is never smaller than its largest element.
-    return PerTensor(torch.maximum(total, peak.square()), peak)
+    return PerTensor(torch.maximum(squares, peak * peak).tolist(), peak.tolist())
+
+
+@lru_cache(maxsize=32)
+def _owner(pieces: tuple[int, ...]) -> torch.Tensor | None:
+    """Give the tensor of each piece; None where every tensor is one piece."""
+    if all(count == 1 for count in pieces):
+        return None
+    return torch.repeat_interleave(torch.arange(len(pieces)), torch.tensor(pieces, dtype=torch.int64))
 
 
 def _read_other(
@@ -111,7 +130,7 @@ def _read_multi(flats: Sequence[torch.Tensor]) -> Extremes:
     device = flats[0].device
     peak = _join(peaks, device, same=len({p.dtype for p in peaks}) <= 1)
     pieces = tuple(1 if f.numel() else 0 for f in flats)
-    return Extremes(_join(norms, device, same=True).square(), peak, peak, pieces)
+    return Extremes(torch.cat([_join(norms, device, same=True).square(), peak, peak]), pieces)
 
 
 def _join(numbers: Sequence[torch.Tensor], device: torch.device, *, same: bool) -> torch.Tensor:

@@ -123,7 +123,7 @@ class OptimizerProbe:
         full: bool,
     ) -> tuple[torch.Tensor, Layout]:
         extremes = norms.read(weights.flats)
-        pieces: dict[str, torch.Tensor] = {"squares": extremes.squares, "low": extremes.low, "high": extremes.high}
+        pieces: dict[str, torch.Tensor] = {"weights": extremes.raw}
         if full:
             self._read_sample(optimizer, weights, before, pieces)
         if self._full_every and self._calls % self._full_every == 1 % self._full_every:
@@ -145,25 +145,14 @@ class OptimizerProbe:
         pieces: dict[str, torch.Tensor],
     ) -> None:
         after = sample.gather(weights.flats, weights.plan.cuts)
-        moved = self._moments(optimizer, weights, pieces)
+        moments = _moments(optimizer, weights)
+        if moments:
+            squares = _row_squares(_wide(torch.cat(list(moments.values()))), weights.plan.width)
+            pieces.update(zip((f"moment{order}" for order in moments), squares.chunk(len(moments)), strict=True))
         if before is not None and before.shape == after.shape:
-            pieces.update(_changes(before, after, moved, weights))
+            pieces.update(_changes(before, after, moments.get(1), weights))
         if self._replicated and len(after):
             pieces["digest"] = self._digest(after)
-
-    def _moments(
-        self, optimizer: torch.optim.Optimizer, weights: _Weights, pieces: dict[str, torch.Tensor]
-    ) -> torch.Tensor | None:
-        """Sample both moments at the weights' places; give the first one, whose zeros moved nothing."""
-        first: torch.Tensor | None = None
-        for order, names in enumerate(_MOMENTS, start=1):
-            views = _fitting([_state(optimizer, parameter, names) for parameter in weights.parameters], weights.flats)
-            if all(view is None for view in views):
-                continue  # before the first update, or an optimizer without this moment
-            taken = sample.gather(views, weights.plan.cuts)
-            pieces[f"moment{order}"] = _row_squares(_wide(taken), weights.plan.width)
-            first = taken if order == 1 else first
-        return first
 
     def _digest(self, sampled: torch.Tensor) -> torch.Tensor:
         """Hash bits and places: sum of bits times odd factors modulo 2**52 (int64 wraps: order does not matter)."""
@@ -175,6 +164,19 @@ class OptimizerProbe:
         return ((bits * self._factors).sum() & ((1 << _DIGEST_BITS) - 1)).to(wide_dtype(bits.device))
 
 
+def _moments(optimizer: torch.optim.Optimizer, weights: _Weights) -> dict[int, torch.Tensor]:
+    """Sample both moments at the weights' places. The first one's zeros moved nothing.
+
+    Lacks a moment before the first update, or that the optimizer does not keep.
+    """
+    out = {}
+    for order, names in enumerate(_MOMENTS, start=1):
+        views = _fitting([_state(optimizer, parameter, names) for parameter in weights.parameters], weights.flats)
+        if any(view is not None for view in views):
+            out[order] = sample.gather(views, weights.plan.cuts)
+    return out
+
+
 def _changes(
     before: torch.Tensor, after: torch.Tensor, moment: torch.Tensor | None, weights: _Weights
 ) -> dict[str, torch.Tensor]:
@@ -183,7 +185,7 @@ def _changes(
     changed = before != after
     out = {
         "update": _row_squares(_wide(after) - _wide(before), width),
-        "changed": changed.view(-1, width).sum(1),
+        "changed": changed.view(-1, width).any(1),
     }
     narrow = _bf16_rows(weights)
     if narrow is not None:
@@ -225,13 +227,15 @@ def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, names: Seq
 
 
 def _wide(sampled: torch.Tensor) -> torch.Tensor:
-    """Widen before subtracting (n x 1, or n x 2 of complex numbers): two close bf16 weights have few digits between."""
-    parts = torch.view_as_real(sampled) if sampled.dtype.is_complex else sampled.unsqueeze(1)
+    """Widen before subtracting (n, or n x 2 of complex numbers): two close bf16 weights have few digits between."""
+    parts = torch.view_as_real(sampled) if sampled.dtype.is_complex else sampled
     return parts.to(wide_dtype(parts.device))
 
 
 def _row_squares(parts: torch.Tensor, width: int) -> torch.Tensor:
-    return parts.square().sum(1).view(-1, width).sum(1)
+    """Sum squares over the `width` elements of each row, real and imaginary parts alike."""
+    per_row = width * (2 if parts.dim() == 2 else 1)
+    return (parts * parts).view(-1, per_row).sum(1)
 
 
 def _version(weights: _Weights) -> int:
