@@ -14,7 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_sentinel.errors import ConfigError
 
-ActionName = Literal["note", "alert", "capture", "stacks", "checkpoint", "checkpoint-and-halt", "halt-now"]
+ActionName = Literal[
+    "note", "alert", "capture", "stacks", "memory-snapshot", "anomaly-trace", "checkpoint", "checkpoint-and-halt",
+    "halt-now",
+]  # fmt: skip
 SeverityName = Literal["note", "warning", "critical"]
 
 
@@ -48,6 +51,11 @@ class AgentConfig(_Section):
     overhead_floor_seconds: float = Field(0.002, ge=0, description="self time per step that is always allowed")
     segment_slots: int = Field(256, ge=64, le=65536, description="step records a ring holds")
     event_slots: int = Field(256, ge=16, le=65536, description="events a ring holds")
+    capture: Literal["off", "on_request", "on_anomaly"] = Field(
+        "on_anomaly", description="write tensors and batch of a faulty step, for the incident's bundle"
+    )
+    capture_bytes: int = Field(32_000_000, ge=100_000, description="size of one captured file")
+    capture_files: int = Field(8, ge=1, le=1000, description="captured files of one rank and process")
 
 
 class NvmlConfig(_Section):
@@ -103,10 +111,19 @@ class HaltingConfig(_Section):
     kill_after_seconds: float | None = Field(None, gt=0, description="after SIGTERM: SIGKILL; off unless set")
     cooldown_seconds: float = Field(300.0, ge=0, description="time between two requests by rules")
     max_requests: int = Field(3, ge=1, description="requests by rules in one run")
+    evidence_cooldown_seconds: float = Field(60.0, ge=0, description="time between two requests of rules for evidence")
+    max_evidence: int = Field(5, ge=0, description="captures, traces and the like that rules may ask for in one run")
     nonfinite_updates: int = Field(3, ge=1, description="skipped non-finite updates that halt the run ...")
     nonfinite_window_steps: int = Field(20, ge=1, description="... when they fall within so many steps")
     pin_checkpoints: bool = Field(True, description="keep the newest checkpoint from before the onset of an anomaly")
     checkpoint_dir: str | None = Field(None, description="where the trainer saves; found from its config when unset")
+    on_alerts: dict[str, Literal["checkpoint", "checkpoint-and-halt"]] = Field(
+        default_factory=dict,
+        description="alerts that Alertmanager may post to /api/alertmanager, and what each asks of the run it names",
+    )
+    on_alert_labels: dict[str, str] = Field(
+        default_factory=dict, description="labels that such an alert must carry besides the run_id of a watched run"
+    )
 
 
 class IncidentsConfig(_Section):
@@ -140,6 +157,7 @@ class PrometheusConfig(_Section):
 
     enabled: bool = Field(True, description="serve /metrics")
     stale_seconds: float = Field(300.0, gt=0, description="series of a rank or GPU silent for so long are dropped")
+    gpu_metrics: bool = Field(True, description="show GPU figures; false where dcgm-exporter shows them already")
 
 
 class QueueConfig(_Section):
@@ -179,6 +197,9 @@ class AlertmanagerConfig(_Section):
     token_env: str | None = Field(None, description="environment variable that holds a bearer token")
     token_file: str | None = Field(None, description="file that holds a bearer token")
     page_url: str | None = Field(None, description="address of the sidecar's page, for the link in an alert")
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="labels of every alert, the same as external_labels of your Prometheus"
+    )
 
 
 class WebhookConfig(_Section):
@@ -250,6 +271,7 @@ class WandbConfig(TrackerConfig):
     group: str | None = Field(None, description="group of the run; default the id of the watched run")
     mode: Literal["online", "offline"] = Field("online", description="offline only writes to disk, for `wandb sync`")
     directory: str | None = Field(None, description="where the runs' files go; default <state_dir>/wandb")
+    incidents: bool = Field(True, description="send incident bundles as artifacts")
     init_timeout_seconds: float = Field(10.0, gt=0, description="no server by then: the run goes offline")
     finish_timeout_seconds: float = Field(3.0, gt=0, description="what is not sent by then stays on disk")
 
@@ -261,8 +283,19 @@ class MlflowConfig(TrackerConfig):
     experiment: str = Field("grpo-sentinel", description="experiment of the run, made when missing")
     run_id: str | None = Field(None, description="log into this existing run, as the trainer's own")
     parent_run_id: str | None = Field(None, description="MLflow run that the run is nested under")
+    incidents: bool = Field(True, description="send incident bundles as artifacts")
     timeout_seconds: float = Field(5.0, gt=0, description="longest wait for one answer of the server")
     retries: int = Field(1, ge=0, description="tries of the client after a failure, before the sink's own")
+
+
+class OtlpConfig(TrackerConfig):
+    """OpenTelemetry over HTTP: signals as metrics, findings as logs. Headers come from OTEL_EXPORTER_OTLP_HEADERS."""
+
+    endpoint: str | None = Field(
+        None, description="address without /v1/...; default OTEL_EXPORTER_OTLP_ENDPOINT, else http://127.0.0.1:4318"
+    )
+    compression: Literal["gzip", "none"] = Field("gzip", description="how bodies are packed")
+    timeout_seconds: float = Field(5.0, gt=0, le=60, description="longest wait for one answer of the collector")
 
 
 class SinksConfig(_Section):
@@ -278,6 +311,10 @@ class SinksConfig(_Section):
     notify: NotifyConfig = NotifyConfig()
     wandb: WandbConfig = WandbConfig()
     mlflow: MlflowConfig = MlflowConfig()
+    otlp: OtlpConfig = OtlpConfig()
+    external: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="sinks of other packages that are on: entry point name -> its settings"
+    )
 
 
 class HttpConfig(_Section):
@@ -287,6 +324,9 @@ class HttpConfig(_Section):
     host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
     port: int = Field(9477, ge=0, le=65535, description="0 takes a free one; when taken, another is used and said")
     read_token: str | None = Field(None, description="token that reading needs; /metrics and /healthz stay open")
+    act_token_file: str | None = Field(
+        None, description="file with the token that acting needs, as Alertmanager does; else a new one each start"
+    )
     allowed_hosts: tuple[str, ...] = Field(
         (), description="names it may be asked under besides localhost, `host` and IP addresses, as a service name"
     )

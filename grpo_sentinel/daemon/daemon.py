@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +88,7 @@ class Daemon:
         self._looked_ns: int | None = None
         self._tidy_ns = self._clock.monotonic_ns() + TIDY_NS
         self._idle_since_ns = self._turned_ns = self._clock.monotonic_ns()
-        self.act_token = secrets.token_urlsafe(24)
+        self.act_token = parts.act_token(config, self.say)
         self.url = ""
 
         self._rules = parts.rules(config, self.say)
@@ -134,6 +133,8 @@ class Daemon:
             problems=self.problems,
             act=self.request,
             act_token=self.act_token,
+            alerts=parts.alerts(self._config, self.request),
+            hosts=self._config.http.allowed_hosts,
             metrics=self._sinks.metrics.render if self._sinks.metrics is not None else None,
             history=partial(HistoryReader, history) if history is not None else None,
             read_token=self._config.http.read_token,

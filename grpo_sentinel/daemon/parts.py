@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +22,7 @@ from grpo_sentinel.halting.processes import mark_of_rank, send
 from grpo_sentinel.history import history_path
 from grpo_sentinel.incidents.recorder import IncidentRecorder
 from grpo_sentinel.incidents.stacks import write_stacks
-from grpo_sentinel.records import RankIdentity, Sample
+from grpo_sentinel.records import Action, RankIdentity, Sample
 from grpo_sentinel.rules.load import load_rules
 from grpo_sentinel.rules.rule import RuleSet
 from grpo_sentinel.sinks.base import Sink, SinkContext, enabled, load_factory
@@ -30,7 +32,9 @@ from grpo_sentinel.sinks.worker import SinkState
 from grpo_sentinel.views import RankStatus, SinkBatch
 from grpo_sentinel.web.app import build_app
 from grpo_sentinel.web.server import WebServer
-from grpo_sentinel.web.state import WebState
+from grpo_sentinel.web.state import AlertActions, WebState
+
+MIN_TOKEN = 16  # characters of a token that a person chose
 
 Say = Callable[[str, str], None]
 """Says under a key what is off; "" that it is well again."""
@@ -49,6 +53,32 @@ class Waiting(Protocol):
 def own_pid() -> int:
     """This process, as others name it."""
     return os.getpid()
+
+
+def act_token(config: Config, say: Say) -> str:
+    """Give the token that acting needs: from its file, or a new one that only this user's processes can find out."""
+    own, path = secrets.token_urlsafe(24), config.http.act_token_file
+    if path is None:
+        return own
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        say("act token", f"http.act_token_file {path} cannot be read ({error}); a token of its own is used instead")
+        return own
+    if len(token) < MIN_TOKEN:
+        say("act token", f"http.act_token_file {path} holds fewer than {MIN_TOKEN} characters; another one is used")
+        return own
+    return token
+
+
+def alerts(config: Config, act: Callable[[str, Action, str, str], int]) -> AlertActions | None:
+    """Say what alerts of Alertmanager's may ask for; None when none is listed."""
+    halting = config.halting
+    if not halting.on_alerts:
+        return None
+    actions = {name: Action[action.upper().replace("-", "_")] for name, action in halting.on_alerts.items()}
+    only_say = halting.dry_run or not halting.enabled
+    return AlertActions(by_name=actions, labels=halting.on_alert_labels, act=act, only_say=only_say)
 
 
 def rules(config: Config, say: Say) -> RuleSet:
@@ -102,6 +132,8 @@ class Sinks:
         factories: dict[str, Callable[[], Sink]] = {}
         for name in enabled(config.sinks):
             factories[name] = partial(load_factory(name), context)
+        for name, settings in config.sinks.external.items():
+            factories[name] = partial(_external, name, replace(context, settings=settings))
         if self.metrics is not None:
             factories["prometheus"] = partial(_given, self.metrics)  # the one that the page serves
         self._fan_out = FanOut(factories, config.sinks.queue, clock)
@@ -126,6 +158,11 @@ class Sinks:
     def close(self, seconds: float) -> None:
         """Let the sinks write what waits, for at most `seconds`."""
         self._fan_out.close(seconds)
+
+
+def _external(name: str, context: SinkContext) -> Sink:
+    """Make a sink of another package, in its own thread: what its import costs or breaks is its own."""
+    return load_factory(name)(context)
 
 
 def _given(sink: Sink) -> Sink:

@@ -124,7 +124,7 @@ class AlertmanagerSink:
         lifetime_ns = round(LIFETIMES * self._config.repost_seconds * 1e9)
         ends_ns = self._clock.wall_ns() + lifetime_ns if alert.ends_ns is None else alert.ends_ns
         body: dict[str, Any] = {
-            "labels": alert.labels,
+            "labels": {**self._config.labels, **alert.labels},
             "annotations": alert.annotations,
             "startsAt": rfc3339(min(alert.starts_ns, ends_ns)),
             "endsAt": rfc3339(ends_ns),

@@ -61,6 +61,7 @@ BUILT_IN: dict[str, str] = {
     "notify": "grpo_sentinel.sinks.notify:make",
     "wandb": "grpo_sentinel.sinks.wandb_sink:make",
     "mlflow": "grpo_sentinel.sinks.mlflow_sink:make",
+    "otlp": "grpo_sentinel.sinks.otlp_sink:make",
 }
 """Sinks that ship, loaded when first asked for."""
 

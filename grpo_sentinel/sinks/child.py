@@ -1,7 +1,8 @@
-"""The process that a tracker's client lives in: `python -m grpo_sentinel.sinks.child wandb|mlflow`.
+"""The process that a tracker's client lives in: `python -m grpo_sentinel.sinks.child wandb|mlflow|otlp`.
 
     stdin   {"settings": {...}}                                          first line
-            {"n": 1, "type": "metrics" | "finding", "run_id": ..., ...}  numbered lines; end of file = finish
+            {"n": 1, "type": "metrics" | "finding" | "request" | "incident", "run_id": ..., ...}   numbered lines;
+            end of file = finish
     stdout  {"ready": true}  {"done": 17}  {"lost": 3, "reason": "rejected"}  {"problem": "..."}  {"problem": ""}
 
 Lines are taken in batches and reported done together. While the tracker is down nothing is read, so that the pipe and
@@ -49,6 +50,7 @@ class Tracker(Protocol):
 TRACKERS = {
     "wandb": "grpo_sentinel.sinks.wandb_tracker:WandbTracker",
     "mlflow": "grpo_sentinel.sinks.mlflow_tracker:MlflowTracker",
+    "otlp": "grpo_sentinel.sinks.otlp_tracker:OtlpTracker",
 }
 """Clients by name; each is made with (settings, report)."""
 

@@ -23,6 +23,8 @@ from typing import Any
 from grpo_sentinel.clock import Clock
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.records import Mode
+from grpo_sentinel.sinks.base import SinkContext
+from grpo_sentinel.sinks.child_incidents import LOOK_SECONDS, IncidentWatch
 from grpo_sentinel.sinks.child_spool import Spool
 from grpo_sentinel.sinks.jsonl import encode
 from grpo_sentinel.sinks.notify_sender import Backoff
@@ -49,6 +51,7 @@ class ChildSink:
         exit_seconds: float = 4.0,
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] | None = None,
+        incidents: IncidentWatch | None = None,
     ) -> None:
         self._name, self._clock, self._ranks, self._exit_seconds = name, clock, ranks, exit_seconds
         self._hello = encode({"settings": {**settings, "exit_seconds": exit_seconds}})
@@ -65,15 +68,21 @@ class ChildSink:
         self._sign_ns = 0  # newest sign of life
         self._starts = self._deaths = self._deaths_in_a_row = 0
         self._done = 0
+        self._incidents = incidents
+        self._looked_ns = clock.monotonic_ns()
 
     # ---- as a sink
 
     def write(self, batch: SinkBatch) -> None:
         """Spool what a tracker can show and hand over what the pipe has room for."""
         for line in self._lines(batch):
-            line["n"] = self._spool.next_number()
-            self._spool.add(encode(line))
+            self._add(line)
         self.tick()
+
+    def _add(self, line: dict[str, Any]) -> int:
+        line["n"] = number = self._spool.next_number()
+        self._spool.add(encode(line))
+        return number
 
     def _lines(self, batch: SinkBatch) -> Iterator[dict[str, Any]]:
         first = min(batch.snapshot.ranks or (record.rank for record in batch.records), default=0)
@@ -87,9 +96,21 @@ class ChildSink:
                 }  # fmt: skip
         for finding in batch.findings:
             yield {"type": "finding", **where, **plain(finding)}
+        if batch.halt is not None and batch.halt.requested_by:
+            yield {"type": "request", **where, **plain(batch.halt)}
+
+    def _add_incidents(self, *, also_open: bool = False) -> None:
+        """Spool the bundles that are due; looked for now and then, and once more at the end."""
+        now_ns = self._clock.monotonic_ns()
+        if self._incidents is None or (not also_open and now_ns - self._looked_ns < LOOK_SECONDS * 1e9):
+            return
+        self._looked_ns = now_ns
+        for key, line in self._incidents.lines(also_open=also_open):
+            self._incidents.sent(key, self._add(line))
 
     def tick(self) -> None:
         """Start the child when it is time, hear it, and hand over what it has room for."""
+        self._add_incidents()
         if self._process is None and len(self._spool) and self._backoff.ready():
             self._start()
         process = self._process
@@ -127,6 +148,8 @@ class ChildSink:
         """Hand over what waits and let the child finish, both within `exit_seconds`; then it is killed."""
         deadline = time.monotonic() + self._exit_seconds
         process = self._process
+        if process is not None:
+            self._add_incidents(also_open=True)
         if process is not None:
             while (self._spool.waiting or self._unwritten) and process.poll() is None:
                 left = deadline - time.monotonic()
@@ -213,6 +236,8 @@ class ChildSink:
                 self._done += before - self._spool.flying
                 self._deaths_in_a_row = 0
                 self._backoff.succeeded()
+            if self._incidents is not None:
+                self._incidents.confirmed(int(answer["done"]))
 
     def _died(self, process: subprocess.Popen[bytes]) -> None:
         _end(process)
@@ -243,6 +268,11 @@ class ChildSink:
         select.select(readers, writers, [], seconds)
         if process.poll() is None and time.monotonic() - began < 0.001:
             time.sleep(0.005)  # a pipe that the child has closed is always readable
+
+
+def incident_watch(context: SinkContext, tracker: str) -> IncidentWatch:
+    """Make the watch over incident bundles for a tracker that takes them."""
+    return IncidentWatch(context.state_dir, tracker, context.node, context.clock.wall_ns())
 
 
 def _read(descriptor: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from grpo_sentinel.config import MlflowConfig
 from grpo_sentinel.sinks.base import SinkContext
-from grpo_sentinel.sinks.child_process import ChildSink
+from grpo_sentinel.sinks.child_process import ChildSink, incident_watch
 
 
 def make(context: SinkContext) -> ChildSink:
@@ -22,6 +22,7 @@ def make(context: SinkContext) -> ChildSink:
         ranks=config.ranks,
         spool_bytes=config.spool_bytes,
         exit_seconds=config.exit_seconds,
+        incidents=incident_watch(context, "mlflow") if config.incidents else None,
         environment=environment(os.environ, config),
     )
 

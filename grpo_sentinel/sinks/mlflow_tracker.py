@@ -3,12 +3,15 @@
     run      the one named by the settings, or one of our own, found again by its tags after a restart
     metric   "policy/loss/rank-0" at the optimizer step; NaN and infinities go as strings, which the client does
     finding  tag "grpo_sentinel.finding.<rule>"
+    request  tag "grpo_sentinel.request"
+    incident artifacts under incidents/<id>/: the bundle's folder
 
 A repeated point is the same point for MLflow (key, step, time, value), so a batch may be sent again after any failure.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -55,10 +58,25 @@ class MlflowTracker:
     def _send(self, run_id: str, lines: Sequence[Line]) -> None:
         metrics = [metric for line in lines if line["type"] == "metrics" for metric in metrics_of(line)]
         tags = [tag_of_finding(line) for line in lines if line["type"] == "finding"]
+        tags += [tag_of_request(line) for line in lines if line["type"] == "request"]
         for start in range(0, len(metrics), MAX_METRICS):
             self._log(run_id, metrics=metrics[start : start + MAX_METRICS])
         for start in range(0, len(tags), MAX_TAGS):
             self._log(run_id, tags=tags[start : start + MAX_TAGS])
+        for line in lines:
+            if line["type"] == "incident":
+                self._attach(run_id, line)
+
+    def _attach(self, run_id: str, line: Line) -> None:
+        """Upload a bundle's folder; sent again it replaces itself."""
+        try:
+            self._client.log_artifacts(run_id, line["path"], key(f"incidents/{line['incident_id']}"))
+        except (OSError, MlflowException) as error:
+            status = error.get_http_status_code() if isinstance(error, MlflowException) else 0
+            if os.path.isdir(line["path"]) and status not in (400, 403, 404, 413, 422, 501):
+                raise TrackerDown(f"MLflow: {plain_text(error)}") from error
+            self._refused = True
+            self._report({"lost": 1, "reason": "rejected", "problem": f"an incident was not sent: {plain_text(error)}"})
 
     def _log(self, run_id: str, **what: Any) -> None:
         try:
@@ -136,3 +154,9 @@ def tag_of_finding(finding: Line) -> RunTag:
         f"{finding['message']}"
     )
     return RunTag(key(f"grpo_sentinel.finding.{finding['rule']}"), text[:MAX_TAG])
+
+
+def tag_of_request(line: Line) -> RunTag:
+    """Say in one tag how the newest request to checkpoint or halt stands."""
+    text = f"{line['action']} by {line['requested_by']}: {line['state']}, step {line['step']} {line['detail']}"
+    return RunTag("grpo_sentinel.request", text[:MAX_TAG])

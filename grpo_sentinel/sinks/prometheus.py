@@ -127,7 +127,7 @@ class MetricsRenderer:
                 if max(status.updated_wall_ns, status.heartbeat.updated_wall_ns) >= oldest
             ),
         )
-        _add(lines, sample_rows(snapshots, oldest))
+        _add(lines, sample_rows(snapshots, oldest, gpus=self._config.gpu_metrics))
         _add(lines, health_rows(snapshots[0]) if snapshots else [])
         self._add_counts(lines, snapshots)
         own: list[Row] = [(RENDER_SECONDS, {}, self._render_seconds), (SERIES_DROPPED, {}, float(dropped))]

@@ -87,7 +87,7 @@ def _finding_rows(run: dict[str, str], snapshot: Snapshot) -> Iterator[Row]:
         yield FINDING_ONSET, labels, float(onset[key])
 
 
-def sample_rows(snapshots: Iterable[Snapshot], oldest_wall_ns: int) -> Iterator[Row]:
+def sample_rows(snapshots: Iterable[Snapshot], oldest_wall_ns: int, *, gpus: bool = True) -> Iterator[Row]:
     """Give the newest reading of every GPU and host once, however many runs share the node; silent ones are left out.
 
     Devices belong to a node, not to a run, so they carry no run_id: join on `node`. A GPU carries its `uuid`.
@@ -99,6 +99,8 @@ def sample_rows(snapshots: Iterable[Snapshot], oldest_wall_ns: int) -> Iterator[
             if key not in newest or newest[key][1].wall_ns < sample.wall_ns:
                 newest[key] = (snapshot.node, sample)
     for node, sample in newest.values():
+        if sample.source == "nvml" and not gpus:  # dcgm-exporter shows them
+            continue
         labels = {"node": node, "source": sample.source, "entity": sample.entity}
         yield DEVICE_UPDATE, labels, sample.wall_ns / 1e9
         if sample.wall_ns >= oldest_wall_ns:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_sentinel.sinks.base import SinkContext
-from grpo_sentinel.sinks.child_process import ChildSink
+from grpo_sentinel.sinks.child_process import ChildSink, incident_watch
 
 _OF_THE_TRAINER = (
     "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_NAME", "WANDB_NOTES", "WANDB_TAGS", "WANDB_SWEEP_ID", "WANDB_JOB_TYPE",
@@ -31,6 +31,7 @@ def make(context: SinkContext) -> ChildSink:
         ranks=config.ranks,
         spool_bytes=config.spool_bytes,
         exit_seconds=config.exit_seconds,
+        incidents=incident_watch(context, "wandb") if config.incidents else None,
         environment=environment(os.environ),
     )
 

@@ -3,6 +3,8 @@
     run      job_type "sentinel", group = the trainer's run, x axis "sentinel/step"
     row      {"sentinel/step": 12, "policy/loss/rank-0": 0.5, "policy/loss/rank-1": 0.6}
     finding  run.alert(...), and summary "findings/<rule>"
+    request  summary "sentinel/request"
+    incident artifact "incident-<id>" of type "incident": the bundle's folder
 
 Never the trainer's own run: a second writer makes the server overwrite rows of the first (wandb/wandb#12269). `init`
 and `finish` wait for ever by default, so both are bounded; without a server the run goes to disk.
@@ -48,6 +50,22 @@ class WandbTracker:
         for line in lines:
             if line["type"] == "finding":
                 self._tell(self._run(line["run_id"], line["node"]), line)
+            elif line["type"] == "request":
+                asked = f"{line['action']} by {line['requested_by']}: {line['state']}, step {line['step']}"
+                self._run(line["run_id"], line["node"]).summary["sentinel/request"] = f"{asked} {line['detail']}"[:500]
+            elif line["type"] == "incident":
+                self._attach(self._run(line["run_id"], line["node"]), line)
+
+    def _attach(self, run: Any, line: Line) -> None:
+        """Add a bundle as an artifact; W&B copies it first, so that it may go from its place afterwards."""
+        try:
+            name = _NOT_AN_ID.sub("-", f"incident-{line['incident_id']}")[:120]
+            about = {key: line[key] for key in ("title", "onset_step", "last_step", "run_id", "node")}
+            artifact = wandb.Artifact(name, "incident", description=str(line["title"])[:300], metadata=about)
+            artifact.add_dir(line["path"])
+            run.log_artifact(artifact)
+        except (OSError, ValueError) as error:  # the bundle has just been replaced or deleted, or its name is refused
+            self._report({"lost": 1, "reason": "rejected", "problem": f"an incident was not sent: {plain_text(error)}"})
 
     def _tell(self, run: Any, finding: Line) -> None:
         ranks = ", ".join(map(str, finding["ranks"])) or "not known"

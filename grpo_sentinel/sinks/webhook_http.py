@@ -5,9 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
@@ -61,6 +62,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 _OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+def no_redirects(context: ssl.SSLContext | None) -> Callable[..., Any]:
+    """Give a function like `urlopen` that follows no redirect; with a context, it trusts what that one does."""
+    if context is None:
+        return _OPENER.open
+    return urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context)).open
 
 
 def post_json(url: str, body: Any, *, timeout_seconds: float, token: Secret | None = None) -> int:

@@ -7,6 +7,7 @@ GET  /api/v1/findings     firing, or ?all=1 every change   GET  /api/v1/runs    
 GET  /api/v1/series       one signal of one rank           GET  /api/v1/signals    names that it can be asked for
 GET  /api/v1/events       what is not a number             GET  /api/v1/history    requests, last state
 POST /api/v1/requests     {"action", "reason", "run_id"} with the act token
+POST /api/alertmanager    alerts that ask for a checkpoint or a halt, see `alertmanager_hook`
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from grpo_sentinel.errors import HistoryError, SentinelError
 from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.records import Action, Mode
+from grpo_sentinel.web import alertmanager_hook
 from grpo_sentinel.web.bodies import pick, status_body
 from grpo_sentinel.web.guard import Guard
 from grpo_sentinel.web.state import WebState
@@ -83,6 +85,7 @@ def build_app(state: WebState) -> Starlette:
         Route("/api/v1/history", api.history),
         Route("/api/v1/stream", Stream(state, stopping.is_set)),
         Route("/api/v1/requests", api.request, methods=["POST"]),
+        alertmanager_hook.route(state),
     ]
     app = Starlette(
         routes=routes,

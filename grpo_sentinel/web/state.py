@@ -11,6 +11,23 @@ from grpo_sentinel.views import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlertActions:
+    """What alerts that Alertmanager posts may ask for; see `web.alertmanager_hook`."""
+
+    by_name: Mapping[str, Action]
+    """Alert name -> action."""
+
+    labels: Mapping[str, str]
+    """Labels that an alert must carry."""
+
+    act: Callable[[str, Action, str, str], int]
+    """As `WebState.act`, with who asks at the end."""
+
+    only_say: bool = False
+    """Ask nothing, say what would have been asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WebState:
     """All that the page shows and may ask for. Every callable may be called from any thread."""
 
@@ -34,6 +51,9 @@ class WebState:
 
     read_token: str | None = None
     """With one, the page's data and the API need it; /metrics, /healthz and the empty page stay open."""
+
+    alerts: AlertActions | None = None
+    """None: no alert of Alertmanager's is taken."""
 
     hosts: tuple[str, ...] = ()
     """Names in the Host header that are taken besides localhost and IP addresses."""
