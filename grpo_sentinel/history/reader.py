@@ -21,6 +21,8 @@ from grpo_sentinel.records import EventRecord, Finding, FindingState, Kind, Mode
 from grpo_sentinel.views import Cursor, HaltStatus, RankStatus, Snapshot
 
 CHUNK = 500
+_KINDS = {int(kind): kind for kind in Kind}
+_MODES = {int(mode): mode for mode in Mode}
 _LATEST_RECORDS = 32  # newest records of a rank in which its newest values are looked for
 
 
@@ -179,7 +181,7 @@ class HistoryReader:
     def _record(self, run_id: str, row: tuple[Any, ...]) -> StepRecord:
         _, rank, sequence, step, kind, mode, micro_batch, generation, monotonic_ns, wall_ns, layout, data = row
         return StepRecord(
-            run_id=run_id, rank=rank, sequence=sequence, step=step, kind=Kind(kind), mode=Mode(mode),
+            run_id=run_id, rank=rank, sequence=sequence, step=step, kind=_KINDS[kind], mode=_MODES[mode],
             micro_batch=micro_batch, generation=generation, monotonic_ns=monotonic_ns, wall_ns=wall_ns,
             values=self.values(layout, data),
         )  # fmt: skip

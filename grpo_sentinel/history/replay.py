@@ -25,6 +25,15 @@ def frames(records: Iterable[StepRecord], run_id: str) -> Iterator[Frame]:
 
 
 def _close(records: list[StepRecord], run_id: str, seen: set[int]) -> Iterator[Frame]:
+    if len(records) == 1 and records[0].mode is Mode.TRAIN:  # one rank, one record a step: nothing to merge
+        (only,) = records
+        seen.add(only.rank)
+        gone = tuple(sorted(seen - {only.rank})) if len(seen) > 1 else ()
+        yield Frame(
+            run_id=run_id, step=only.step, mode=Mode.TRAIN, wall_ns=only.wall_ns, ranks={only.rank: only.values},
+            missing=gone,
+        )  # fmt: skip
+        return
     for mode in Mode:
         ranks: dict[int, dict[str, float]] = {}
         wall_ns = 0
