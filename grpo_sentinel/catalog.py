@@ -105,7 +105,7 @@ reward.length_correlation | | gauge | mean | Pearson correlation of combined rew
 reward.at_ceiling_ratio | ratio | gauge | mean | samples at the largest combined reward seen in the run so far
 reward.model_training_modules[func] | count | gauge | max | submodules in training mode of a reward model, or of the reference model (then named `reference`)
 reward.model_active_dropouts[func] | count | gauge | max | dropout modules (and attention dropouts) of a reward or reference model that are active: p > 0 in training mode
-reward.model_trainable_parameters[func] | count | gauge | max | parameter tensors of a reward or reference model with requires_grad
+reward.model_trainable_parameters[func] | count | gauge | max | parameter tensors of a reward model with requires_grad; of the reference model, those that the optimizer holds
 reward.model_head_bias[func] | | gauge | max | largest |bias| of the reward head
 reward.model_autograd[func] | flag | gauge | max | scores (of the reference: its log-probs) still carry a grad_fn: the graph of that pass is kept alive
 reward.model_dtypes[func] | count | gauge | max | distinct floating dtypes among the parameters of a reward or reference model (names: event `config`)

@@ -47,9 +47,18 @@ class ReferenceWatch:
         return found
 
     def state(self) -> dict[str, float]:
-        """Read modes, dropout, trainable parameters, dtypes and devices of a reference model of its own."""
+        """Read modes, dropout, trained parameters, dtypes and devices of a reference model of its own.
+
+        TRL leaves `requires_grad` on in the reference, which harms nobody while no optimizer holds its parameters: those
+        that one holds are counted.
+        """
         own = self._own()
-        return {} if own is None else observe_model(_NAME, own)
+        if own is None:
+            return {}
+        groups = getattr(getattr(self._trainer, "optimizer", None), "param_groups", ())
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        trained = float(sum(id(parameter) in held for parameter in own.parameters()))
+        return {**observe_model(_NAME, own), f"reward.model_trainable_parameters[{_NAME}]": trained}
 
     def _own(self) -> torch.nn.Module | None:
         model = getattr(self._trainer, "ref_model", None)

@@ -151,7 +151,7 @@ class GrpoFeed(TrainerFeed):
         names = getattr(self.trainer, "reward_func_names", None)
         if names is None:
             names = [_name_of(function) for function in self.trainer.reward_funcs]
-        names = [str(name) for name in names]
+        names = [str(name) or f"reward{index}" for index, name in enumerate(names)]  # a model made from a config has none
         return names if count is None or len(names) == count else [f"reward{index}" for index in range(count)]
 
     def _time_reward_functions(self) -> None:
@@ -182,12 +182,15 @@ class GrpoFeed(TrainerFeed):
                     raise
                 if meter is not None:
                     guard.run("reward calls", meter.__exit__, None, None, None)
-                self._graphs[name] = autograd_kept(result)
+                guard.run("reward calls", self._note_graph, name, result)
                 return result
 
             return call
 
         return wrapper
+
+    def _note_graph(self, name: str, scores: Any) -> None:
+        self._graphs[name] = autograd_kept(scores)
 
     def _take_out_waiting(self) -> None:
         """Tell waiting for late ranks from being late, in the collectives before the training forward."""
@@ -305,7 +308,8 @@ def grpo_configuration(trainer: Any) -> dict[str, Any]:
         getattr(trainer, "epsilon_high", None) or getattr(args, "epsilon_high", None) or found["epsilon_low"]
     )
     found["group_size"] = int(getattr(trainer, "num_generations", 0)) or None
-    found["reward_functions"] = names = [str(name) for name in getattr(trainer, "reward_func_names", [])]
+    given = getattr(trainer, "reward_func_names", [])
+    found["reward_functions"] = names = [str(name) or f"reward{index}" for index, name in enumerate(given)]
     models = dict(zip(names, trainer.reward_funcs, strict=False)) | {"reference": getattr(trainer, "ref_model", None)}
     described = {name: describe_model(model) for name, model in models.items() if isinstance(model, torch.nn.Module)}
     found["frozen_models"] = described or None

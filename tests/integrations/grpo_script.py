@@ -40,6 +40,23 @@ def vowel_reward(completions, **kwargs):
     return [sum(letter in "aeiou" for letter in completion[0]["content"]) for completion in completions]
 
 
+def long_reward(completions, **kwargs):
+    return [float(len(completion[0]["content"]) > 12) for completion in completions]
+
+
+def reward_model(tokenizer):
+    """A reward model as people forget it: dropout on, trainable, in training mode, its head's bias far from zero."""
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    config = Qwen3Config(vocab_size=320, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=8,
+                         num_key_value_heads=1, intermediate_size=16, num_labels=1, attention_dropout=0.1,
+                         pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+    model = Qwen3ForSequenceClassification(config)
+    model.score = torch.nn.Linear(16, 1)
+    model.score.bias.data.fill_(7.0)
+    return model
+
+
 class Log(TrainerCallback):
     def __init__(self):
         self.rows = []
@@ -86,7 +103,7 @@ def make_trainer(out, options, log):
         "num_generations": 4,
         "gradient_accumulation_steps": options.get("accumulation", 1),
         "num_iterations": options.get("iterations", 1),
-        "max_completion_length": 6,
+        "max_completion_length": options.get("completion", 6),
         "max_steps": options.get("steps", 4),
         "learning_rate": 1e-3,
         "beta": options.get("beta", 0.0),
@@ -115,9 +132,21 @@ def make_trainer(out, options, log):
     if options.get("lr_behind_the_schedule"):
         callbacks.append(BehindTheSchedule(options["lr_behind_the_schedule"]))
     known = GRPOConfig.__dataclass_fields__
+    model = AutoModelForCausalLM.from_pretrained(ASSETS).to(getattr(torch, options.get("dtype", "float32")))
+    scorers, extra = [length_reward, vowel_reward], {}
+    if options.get("reward_model"):
+        scorers.append(reward_model(tokenizer))
+        extra["reward_processing_classes"] = [None, None, tokenizer]
+    if options.get("binary"):
+        scorers = [long_reward]
+    if options.get("lora"):
+        from peft import LoraConfig
+
+        extra["peft_config"] = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     return GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(ASSETS).float(),
-        reward_funcs=[length_reward, vowel_reward],
+        model=model,
+        reward_funcs=scorers,
+        **extra,
         args=GRPOConfig(**{name: value for name, value in wanted.items() if name in known}),
         train_dataset=Dataset.from_list(prompts()),
         eval_dataset=Dataset.from_list(prompts(4)) if options.get("eval_steps") else None,
@@ -126,7 +155,32 @@ def make_trainer(out, options, log):
     )
 
 
+def add_sampling_log_probs(trainer):
+    """What a rollout engine gives besides the tokens: its own log-probs, a little off."""
+    generate = trainer._generate_and_score_completions
+
+    def with_log_probs(*args, **kwargs):
+        output = generate(*args, **kwargs)
+        output["sampling_per_token_logps"] = output["old_per_token_logps"] + 0.01
+        return output
+
+    trainer._generate_and_score_completions = with_log_probs
+
+
+def leave_the_adapter_on(trainer):
+    """The reference pass of a LoRA run with its adapter on: KL is 0 for ever."""
+    import contextlib
+
+    import trl.trainer.grpo_trainer as module
+
+    module.use_adapter = lambda *args, **kwargs: contextlib.nullcontext()
+
+
 def put_fault(trainer, options):
+    if options.get("sampling"):
+        add_sampling_log_probs(trainer)
+    if options.get("adapter_left_on"):
+        leave_the_adapter_on(trainer)
     fault, first = options.get("fault"), options.get("fault_step", 3)
 
     def due():
@@ -174,7 +228,7 @@ def run(out, options):
             trainer.train(resume_from_checkpoint=options.get("twice") == "resume")
     except BaseException as error:  # noqa: BLE001 - the test wants to know
         ended = f"{type(error).__name__}: {error}"
-    weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
+    weights = b"".join(p.detach().float().numpy().tobytes() for p in trainer.model.parameters())
     wrapped = (k for k, v in vars(trainer).items() if callable(v) and not isinstance(v, torch.nn.Module))
     return {
         "ended": ended,

@@ -126,9 +126,8 @@ def _groups(groups: Sequence[Sequence[float]]) -> dict[str, float]:
 def _learnability(right: int, size: int) -> float:
     """Expected std of a group's rewards of 0 and 1 at success probability p = right / size (rlvr-audit)."""
     p = right / size
-    return sum(
-        math.comb(size, m) * p**m * (1 - p) ** (size - m) * math.sqrt(m / size * (1 - m / size)) for m in range(size + 1)
-    )
+    shares = [math.comb(size, m) * p**m * (1 - p) ** (size - m) for m in range(size + 1)]
+    return sum(share * math.sqrt(m / size * (1 - m / size)) for m, share in enumerate(shares))
 
 
 def _correlation(rewards: Sequence[float], lengths: Sequence[float]) -> dict[str, float]:
