@@ -16,7 +16,7 @@ from typing import Any
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs, SeverityNumber
 from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     AggregationTemporality,
     Gauge,
@@ -38,7 +38,11 @@ _UNITS = {
     "seconds": "s", "bytes": "By", "celsius": "Cel", "watts": "W", "joules": "J", "hertz": "Hz", "ratio": "1",
     "tokens": "{token}", "tokens/s": "{token}/s", "count": "{count}", "nats": "{nat}", "steps": "{step}", "flag": "1",
 }  # fmt: skip
-_SEVERITY = {"note": (9, "INFO"), "warning": (13, "WARN"), "critical": (17, "ERROR")}  # numbers of the specification
+_SEVERITY = {
+    "note": (SeverityNumber.SEVERITY_NUMBER_INFO, "INFO"),
+    "warning": (SeverityNumber.SEVERITY_NUMBER_WARN, "WARN"),
+    "critical": (SeverityNumber.SEVERITY_NUMBER_ERROR, "ERROR"),
+}
 _SKIP = ("n", "type", "message", "severity", "wall_ns")
 
 Started = dict[tuple[str, ...], int]
@@ -102,13 +106,14 @@ def _metrics(points: Sequence[tuple[str, NumberDataPoint]]) -> list[Metric]:
 
 def _metric(base: str, points: list[NumberDataPoint]) -> Metric:
     signal = SIGNALS.get(base)
-    about = {"name": PREFIX + base, "description": "a signal of the user's own" if signal is None else signal.help}
-    unit = _UNITS.get(signal.unit, "") if signal is not None else ""
-    if signal is not None and signal.kind == "counter":
+    if signal is None:
+        return Metric(name=PREFIX + base, description="a signal of the user's own", gauge=Gauge(data_points=points))
+    name, unit = PREFIX + base, _UNITS.get(signal.unit, "")
+    if signal.kind == "counter":
         temporality = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
         total = Sum(data_points=points, is_monotonic=True, aggregation_temporality=temporality)
-        return Metric(**about, unit=unit, sum=total)
-    return Metric(**about, unit=unit, gauge=Gauge(data_points=points))
+        return Metric(name=name, description=signal.help, unit=unit, sum=total)
+    return Metric(name=name, description=signal.help, unit=unit, gauge=Gauge(data_points=points))
 
 
 def _record(line: Line) -> LogRecord:
