@@ -39,18 +39,23 @@ def page(source: Source, digest: Digest) -> str:
     """Write the page. Never contains a link that loads something, a script, or an unescaped text from outside."""
     about = source.about
     title = f"Incident {about.incident_id}: {about.title}"
-    body = [f"<h1>{escape(about.title)}</h1>", _table((), facts(source))]
+    body = [f"<h1>{escape(about.title)}</h1>", table((), facts(source))]
     body += ["<h2>What happened</h2>", _findings(source)]
     body += ["<h2>The walk backwards</h2>", f"<p>{escape(first_wrong(source).replace('**', ''))}</p>"]
-    body.append(_table(("layer", "findings", *QUESTIONS), walk_rows(source, digest)))
+    body.append(table(("layer", "findings", *QUESTIONS), walk_rows(source, digest)))
     body += [
         "<h2>Signals</h2>",
         '<p class="quiet">red line: onset; red ticks: NaN or infinite</p>',
         _plots(source, digest),
     ]
-    body.append(_table(("signal", "before the onset", "newest", "worst rank"), value_rows(about, digest)))
-    body += ["<h2>Ranks</h2>", _table(("rank", "host", "state", "newest step", "phase"), rank_rows(source))]
+    body.append(table(("signal", "before the onset", "newest", "worst rank"), value_rows(about, digest)))
+    body += ["<h2>Ranks</h2>", table(("rank", "host", "state", "newest step", "phase"), rank_rows(source))]
     body += ["<h2>In this bundle</h2>", _contents(source, digest)]
+    return document(title, body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """Put the parts of a body, escaped by the caller, into a self-contained page with the style of all reports."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -77,9 +82,8 @@ def _plots(source: Source, digest: Digest) -> str:
     drawn = []
     for name, series in digest.series.items():
         known = SIGNALS.get(split_name(name)[0])
-        drawn.append(
-            f"<div>{chart(name, known.unit if known else '', series, about.onset_step, about.last_step)}</div>"
-        )
+        onset = {about.onset_step: f"onset: step {about.onset_step}"}
+        drawn.append(f"<div>{chart(name, known.unit if known else '', series, onset)}</div>")
     return f'<div class="plots">{"".join(drawn)}</div>' if drawn else "<p>none of the usual signals was recorded</p>"
 
 
@@ -91,7 +95,8 @@ def _contents(source: Source, digest: Digest) -> str:
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Give an HTML table of escaped cells."""
     if not rows:
         return "<p>none</p>"
     top = "<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>" if head else ""
@@ -99,4 +104,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table>{top}{cells}</table>"
 
 
-__all__ = ["page"]
+__all__ = ["document", "page", "table"]

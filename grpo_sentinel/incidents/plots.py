@@ -15,11 +15,15 @@ _LOG_RATIO = 1e4  # a positive range wider than this is drawn on a logarithmic a
 Point = tuple[int, float]
 
 
-def chart(title: str, unit: str, series: Mapping[int, Sequence[Point]], onset: int, last: int) -> str:
-    """Draw one signal over steps. NaN and infinities are red ticks at the top edge: a gap would hide them."""
+def chart(title: str, unit: str, series: Mapping[int, Sequence[Point]], onsets: Mapping[int, str]) -> str:
+    """Draw one signal over steps. NaN and infinities are red ticks at the top edge: a gap would hide them.
+
+    `series[rank]` holds (step, value) in order of step; `onsets` the steps to mark, and what to say of each.
+    """
     points = [point for line in series.values() for point in line]
-    steps = [step for step, _ in points] or [onset]
-    low_x, high_x = min([*steps, onset]), max([*steps, onset + 1])
+    steps = [*(step for step, _ in points), *onsets] or [0]
+    low_x, high_x = min(steps), max(steps)
+    high_x += high_x == low_x
     axis = _Axis([value for _, value in points if math.isfinite(value)])
     scale = (_WIDTH - _LEFT - _RIGHT) / max(1, high_x - low_x)
 
@@ -37,9 +41,10 @@ def chart(title: str, unit: str, series: Mapping[int, Sequence[Point]], onset: i
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" class="a" text-anchor="end">{_short(value)}</text>')
     for step, anchor in ((low_x, "start"), (high_x, "end")):
         parts.append(f'<text x="{x(step):.1f}" y="{_HEIGHT - 6}" class="a" text-anchor="{anchor}">step {step}</text>')
-    parts.append(
-        f'<path d="M{x(onset):.1f} {_TOP}V{_HEIGHT - _BOTTOM}" class="o"><title>onset: step {onset}</title></path>'
-    )
+    for onset, said in sorted(onsets.items()):
+        parts.append(
+            f'<path d="M{x(onset):.1f} {_TOP}V{_HEIGHT - _BOTTOM}" class="o"><title>{escape(said)}</title></path>'
+        )
     for index, (rank, line) in enumerate(sorted(series.items())):
         colour = _COLOURS[index % len(_COLOURS)]
         for run in _finite_runs(_thin(line)):

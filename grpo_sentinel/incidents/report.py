@@ -83,28 +83,28 @@ def first_wrong(source: Source) -> str:
 def markdown(source: Source, digest: Digest) -> str:
     """Write the report. Texts from outside cannot break out of their line or cell."""
     about = source.about
-    out = [f"# Incident {about.incident_id}: {_cell(about.title)}", ""]
-    out += _table(("", ""), facts(source))
+    out = [f"# Incident {about.incident_id}: {cell(about.title)}", ""]
+    out += table(("", ""), facts(source))
     out += ["", "## What happened", ""]
     for root, chain in chains(source.findings):
-        out.append(f"- **{_cell(finding_line(root))}**")
-        out += [f"  - {_cell(finding_line(one))}" for one in chain]
+        out.append(f"- **{cell(finding_line(root))}**")
+        out += [f"  - {cell(finding_line(one))}" for one in chain]
         if root.why:
-            out.append(f"  - why it matters: {_cell(root.why)}")
-        out += [f"  - try: {_cell(remedy)}" for remedy in root.remedies]
+            out.append(f"  - why it matters: {cell(root.why)}")
+        out += [f"  - try: {cell(remedy)}" for remedy in root.remedies]
         if root.reference:
-            out.append(f"  - see: {_cell(root.reference)}")
+            out.append(f"  - see: {cell(root.reference)}")
     out += ["", "## The walk backwards", "", first_wrong(source).replace("|", "\\|"), ""]
-    out += _table(("layer", "findings", *QUESTIONS), walk_rows(source, digest))
+    out += table(("layer", "findings", *QUESTIONS), walk_rows(source, digest))
     out += ["", "## The last values", ""]
-    out += _table(("signal", "before the onset", "newest", "worst rank"), value_rows(about, digest))
+    out += table(("signal", "before the onset", "newest", "worst rank"), value_rows(about, digest))
     out += ["", "## Ranks", ""]
-    out += _table(("rank", "host", "state", "newest step", "phase"), rank_rows(source))
+    out += table(("rank", "host", "state", "newest step", "phase"), rank_rows(source))
     out += ["", "## In this bundle", ""]
     steps = ", ".join(f"rank {rank}: {first} to {last}" for rank, (first, last) in sorted(digest.steps.items()))
     out.append(f"- steps: {digest.records:,} records ({steps or 'none'})")
-    out += [f"- {_cell(one.what)}: `{_cell(one.name)}`" for one in source.attached]
-    out += [f"- not here: {_cell(what)}: {_cell(why)}" for what, why in source.missing.items()]
+    out += [f"- {cell(one.what)}: `{cell(one.name)}`" for one in source.attached]
+    out += [f"- not here: {cell(what)}: {cell(why)}" for what, why in source.missing.items()]
     return "\n".join(out) + "\n"
 
 
@@ -149,7 +149,7 @@ def _when(wall_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(wall_ns / 1e9))
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """Keep a text on one line and inert: it may come from a sample or an exception."""
     flat = " ".join(text.split())
     for sign in ("\\", "|", "`", "<", "[", "]", "*", "_", "!"):
@@ -157,11 +157,23 @@ def _cell(text: str) -> str:
     return flat
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Give the lines of a Markdown table; "none" without rows."""
     if not rows:
         return ["none"]
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-    return [*lines, *(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows)]
+    return [*lines, *(f"| {' | '.join(cell(text) for text in row)} |" for row in rows)]
 
 
-__all__ = ["chains", "facts", "finding_line", "first_wrong", "markdown", "rank_rows", "value_rows", "walk_rows"]
+__all__ = [
+    "cell",
+    "chains",
+    "facts",
+    "finding_line",
+    "first_wrong",
+    "markdown",
+    "rank_rows",
+    "table",
+    "value_rows",
+    "walk_rows",
+]

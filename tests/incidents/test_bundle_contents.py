@@ -343,7 +343,7 @@ def test_no_text_and_no_number_breaks_a_report(
 
 def test_a_flat_line_one_point_and_nothing_but_nan_are_drawn() -> None:
     for line in ([(1, 2.0), (2, 2.0)], [(5, 1.0)], [(1, math.nan)], [(1, -math.inf), (2, 1e308), (3, -1e308)], []):
-        drawn = chart("x", "nats", {0: line}, 1, 3)
+        drawn = chart("x", "nats", {0: line}, {1: "onset: step 1"})
         assert drawn.startswith("<svg")
         assert "nan" not in re.sub(r"<title>.*?</title>", "", drawn)
 
