@@ -1,9 +1,11 @@
-"""What one rank says in a step vote and what all of them said: eleven int64 words, merged by MAX.
+"""What one rank says in a step vote and what all of them said: twelve int64 words, merged by MAX.
 
     word  0        1         2     3           4          5                   6          7           8       9
           version  -version  flag  -flag_rank  flag_rank  action<<40|request  norm bits  -norm bits  digest  -digest
-    word  10
-          -ready     vitals are gathered when every rank is ready: ranks with other settings agree on that as well
+    word  10         11
+          -ready     partial
+                     vitals are gathered when every rank is ready: ranks with other settings agree on that as well;
+                     partial norms are gathered and added up when one rank has a bound and only a part of the norm
 
 A minimum is the negated maximum of negated words. The bits of a non-negative float64, read as an integer, sort like
 the float, and NaN sorts last: replicas with equal bits hold equal norms. Words a rank cannot fill never win.
@@ -16,8 +18,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-VERSION = 2
-WORDS = 11
+VERSION = 3
+WORDS = 12
 
 CLEAN, ABOVE_BOUND, NONFINITE = 0, 1, 2
 """Gate flags, worst last."""
@@ -38,6 +40,7 @@ class Ballot:
     norm: float | None = None
     digest: int = 0
     ready: bool = False  # to gather vitals after this vote
+    partial: bool = False  # `norm` is of a part of the gradients, and a bound waits for the whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class Tally:
     norms_differ: bool
     digests_differ: bool
     all_ready: bool
+    partial: bool
 
 
 def fill(ballot: Ballot) -> list[int]:
@@ -73,6 +77,7 @@ def fill(ballot: Ballot) -> list[int]:
         digest,
         -digest if ballot.digest else _NEVER,
         -int(ballot.ready),
+        int(ballot.partial),
     ]
 
 
@@ -92,6 +97,7 @@ def count(words: Sequence[int]) -> Tally:
         norms_differ=has_norm and words[6] != -words[7],
         digests_differ=has_digest and words[8] != -words[9],
         all_ready=words[10] == -1,
+        partial=bool(words[11]),
     )
 
 

@@ -28,6 +28,7 @@ from grpo_sentinel.agent.probes.memory import MemoryProbe
 from grpo_sentinel.agent.probes.optimizer import OptimizerProbe
 from grpo_sentinel.agent.probes.pack import Harvest, Pack, merge
 from grpo_sentinel.agent.probes.samples import blamed
+from grpo_sentinel.agent.probes.sources import copies_of_shards
 from grpo_sentinel.agent.readback import Readback
 from grpo_sentinel.agent.schedule import expected_rate
 from grpo_sentinel.agent.settings import Settings
@@ -79,7 +80,8 @@ class Observer:
         self.micro_batch = 0
         self.replicated = False
         self.source: GradientSource | None = None  # of an engine that does not keep gradients in `.grad`
-        self.sharded = False  # this rank holds a part of the gradients only
+        self.sharded = False  # this rank holds a part of the gradients only ...
+        self.copies = 1  # ... and so many ranks hold the same part; 0 where that differs between parameters
         self.completion_tokens = 0.0
         self.optimizer_details: dict[str, Any] = {}
         self.reward_calls = reward_probe.CallMeter()
@@ -129,6 +131,7 @@ class Observer:
             self._optimizer = innermost(optimizer)
         self.replicated = _is_replicated(model) if replicated is None else replicated
         self.sharded = self.sharded or _is_sharded(model, self._parameters)
+        self.copies = copies_of_shards(model, self._parameters) if self.sharded else 1
         self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
 
     # ---- layers

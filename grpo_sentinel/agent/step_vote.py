@@ -65,6 +65,7 @@ class StepVote:
             request_id=word.request_id if word is not None else 0,
             digest=digest,
             vitals=vitals,
+            copies=self._observer.copies if self.norm is None and self._observer.sharded else 0,
         )
         self._guard.charge(time.perf_counter() - started - outcome.wait_seconds)
         self.outcome = outcome
@@ -77,8 +78,10 @@ class StepVote:
         """The pre-clip norm over all ranks; None when only this rank's part of it is known."""
         if isinstance(self.norm, float):
             return self.norm  # some engines say it only after their step
-        known = self.norm is not None or not self._observer.sharded
-        return self.outcome.norm if self.outcome is not None and known else None
+        if self.outcome is None:
+            return None
+        known = self.norm is not None or not self._observer.sharded or self.outcome.summed
+        return self.outcome.norm if known else None
 
     def next_step(self) -> None:
         """Forget the step."""

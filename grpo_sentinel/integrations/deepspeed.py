@@ -73,6 +73,7 @@ def watch_engine(agent: Agent, engine: Any, patches: Patches) -> None:
     agent.watch(model=engine.module, replicated=stage == 0 and engine.dp_world_size > 1)
     agent.observer.source = EngineSource(engine)
     agent.observer.sharded = stage > 0
+    agent.observer.copies = int(engine.dp_world_size == agent.core.world)  # with other parallelism: not known
     agent.observe_optimizer(engine=engine, scheduler=engine.lr_scheduler)
     agent.core.scaled = bool(engine.fp16_enabled() and engine.dynamic_loss_scale())
     inner = innermost(engine.optimizer)

@@ -83,6 +83,43 @@ def test_the_gate_stops_what_is_not_finite_or_above_the_bound(norm, bound, gate,
     assert core.skipped_updates == skipped
 
 
+class Sharded:
+    """Two ranks: what the other one says is given, what this one says is kept."""
+
+    def __init__(self, ballot, square, bound):
+        self.ballot, self.row = ballot, [square, bound]
+
+    def maximum(self, words):
+        return [max(pair) for pair in zip(words, fill(self.ballot), strict=True)]
+
+    def gather(self, row):
+        return [list(row), self.row]
+
+
+@pytest.mark.parametrize(
+    ("square", "bound", "skipped", "norm"),
+    [(16.0, math.inf, True, 5.0), (15.9, math.inf, False, math.sqrt(24.9)), (15.9, 4.9, True, math.sqrt(24.9))],
+)
+def test_parts_of_a_sharded_gradient_are_added_up_before_they_are_judged(square, bound, skipped, norm):
+    core = Core(rank=0, world=2, transport=Sharded(Ballot(rank=1, norm=4.0), square, bound), skip_above_norm=4.999)
+    outcome = core.decide(3.0, copies=1)
+    assert (outcome.skip, outcome.summed) == (skipped, True)
+    assert outcome.norm == pytest.approx(norm)
+
+
+def test_a_rank_that_asks_for_the_sum_is_joined_by_one_that_does_not_know_its_part():
+    other = Ballot(rank=1, norm=4.0, partial=True)
+    outcome = Core(rank=0, world=2, transport=Sharded(other, 16.0, 1.0)).decide(None)
+    assert (outcome.skip, outcome.summed, outcome.norm) == (False, False, None), "unknown stops no update"
+
+
+def test_shards_that_several_ranks_hold_count_once():
+    core = Core(rank=0, world=2, transport=Sharded(Ballot(rank=1, norm=3.0), 4.5, math.inf), skip_above_norm=3.1)
+    outcome = core.decide(3.0, copies=2)
+    assert not outcome.skip
+    assert outcome.norm == pytest.approx(3.0)
+
+
 def test_a_flag_of_another_rank_stops_this_one():
     core = Core(rank=0, transport=Others(Ballot(rank=1, flag=NONFINITE, norm=math.nan)))
     outcome = core.decide(1.0)

@@ -7,8 +7,11 @@ ZeRO-3                     deepspeed.utils.safe_get_local_grad(p)      its own p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 
 def deepspeed_gradients(engine: Any, named_parameters: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -42,3 +45,29 @@ def _partitioned(optimizer: Any, names: dict[int, str]) -> list[tuple[str, Any]]
             if gradient is not None:
                 found.append((owner or f"zero_group_{group}.{index}", gradient))
     return found
+
+
+def copies_of_shards(model: torch.nn.Module | None, named_parameters: Sequence[tuple[str, Any]]) -> int:
+    """Count the ranks that hold the same part of a sharded model: 1, or the replicas of hybrid sharding.
+
+    0 where it is not the same number for all parameters (tensor parallelism beside sharding, or parameters left out
+    of it): parts of such a model cannot be added up.
+    """
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    found = {_dtensor_copies(p, world) for _, p in named_parameters if hasattr(p, "device_mesh")}
+    plain = any(not hasattr(parameter, "device_mesh") for _, parameter in named_parameters)
+    wrappers = [] if model is None else [m for m in model.modules() if type(m).__name__ == "FullyShardedDataParallel"]
+    for wrapper in wrappers:
+        whole = str(getattr(wrapper, "sharding_strategy", "")).endswith("NO_SHARD")
+        found.add(world if whole else world // wrapper.process_group.size())
+    if plain and not wrappers:
+        found.add(world)
+    return found.pop() if len(found) == 1 else 0
+
+
+def _dtensor_copies(parameter: Any, world: int) -> int:
+    mesh, copies = parameter.device_mesh, 1
+    for dimension, placement in enumerate(parameter.placements):
+        if placement.is_replicate():
+            copies *= mesh.size(dimension)
+    return int(copies * (world // mesh.size()))
