@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from grpo_sentinel.agent.capture.capture import Capture
 from grpo_sentinel.agent.core import Core, Outcome
 from grpo_sentinel.agent.governor import Governor
 from grpo_sentinel.agent.guard import Guard, short_traceback
@@ -52,6 +53,7 @@ class Agent:
         self.closed = False
         self.failed = False  # an exception left the trainer and no step has ended since
         self.active = True
+        self.capture: Capture | None = None  # takes evidence; None where it is off
         self.updates = UpdateWatch(self.vote, self.observer, guard, enter=self.enter, leave=self.leave)
         self._optimizers = OptimizerHooks(self.updates)
         self._vote = self._new_vote()
@@ -76,6 +78,8 @@ class Agent:
         self.guard.run("watch", self.observer.watch, model, optimizer, named_parameters, replicated)
         if optimizer is not None:
             self.guard.run("optimizer hooks", self._optimizers.attach, optimizer)
+        if self.capture is not None:
+            self.guard.run("capture", self.capture.watch, model)
         if self.settings.local_gradients == "always":
             self.guard.run("local gradients", self.observer.arm_local_gradients)
 
@@ -109,6 +113,8 @@ class Agent:
         self._begin()
         if not self.observer.recording:
             return
+        if self.capture is not None and not self.capture.fed:
+            self.guard.run("capture", self.capture.batch, batch if batch is not None else tensors)
         values = self.guard.run("data", self.observer.data, {**(batch or {}), **tensors})
         if values:
             self._push(values, Kind.DATA, micro_batch=self.observer.micro_batch)
@@ -123,6 +129,8 @@ class Agent:
             return
         values = self.guard.run("reward", self.observer.rewards, rewards, details)
         if values:
+            if self.capture is not None:
+                self.guard.essential("capture", self.capture.rewards, values, rewards)
             self._vote.vitals.note_generation(values)
             self._push(values, Kind.GENERATION)
 
@@ -131,6 +139,8 @@ class Agent:
         self._begin()
         if self.observer.recording:
             self.guard.run("policy", self.observer.policy, tensors)
+            if self.capture is not None:
+                self.guard.run("capture", self.capture.recent.policy, self.step, tensors)
 
     def observe_gradients(self, norm: torch.Tensor | float | None = None, *, clip_limit: float | None = None) -> None:
         """Look at the gradients before clipping, then vote on this step's update.
@@ -150,6 +160,8 @@ class Agent:
         self._looked = True
         if self.observer.recording:
             self.guard.run("gradient", self.observer.gradients, clip_limit)
+            if self.capture is not None:
+                self.guard.essential("capture", self.capture.before_clipping)
 
     def take_norm(self, norm: torch.Tensor | float | None) -> None:
         """Keep the trainer's own pre-clip norm for the vote."""
@@ -199,12 +211,21 @@ class Agent:
             return
         self.failed = True
         self._told = id(error)  # not the error itself: its frames hold the user's tensors
+        if isinstance(error, KeyboardInterrupt):
+            return  # a person ends the run: no fault, see `entry`
+        if self.capture is not None:
+            self.guard.essential("capture", self.capture.exception, error, where)
         body = {"type": type(error).__name__, "message": str(error)[:800], "where": where}
         self.event(
             "exception", {**body, "phase": self.phases.now.name.lower(), "traceback": short_traceback(error)[-900:]}
         )
 
     # ---- the vote
+
+    @property
+    def clipped(self) -> bool:
+        """Tell whether the trainer has clipped this step's gradients by now."""
+        return self._vote.norm is not None
 
     def vote(self) -> Outcome:
         """Vote on this step's update, once; blocks until all ranks have come. Never raises, also when probes do."""
@@ -213,6 +234,8 @@ class Agent:
         self._begin()
         self.enter(Phase.VOTE)
         outcome = self._vote.hold(self.step)
+        if self.capture is not None and self.capture.due(outcome):
+            self.guard.essential("capture", self.capture.voted, outcome)
         if outcome.skip and not self._optimizers.attached and self.observer.source is None:
             self.observer.drop_gradients()  # no torch optimizer to hook: the gate closes here
         self.leave(Phase.VOTE)
@@ -231,6 +254,8 @@ class Agent:
         self.updates.end_step(skipped=outcome.skip)
         self.guard.essential("step record", self._record, outcome)
         verdict = self.guard.essential("halt", self.desk.verdict, skipped=outcome.skip) or NOTHING
+        if self.capture is not None:
+            self.capture.next_step()
         self._vote.next_step()
         self.updates.next_step()
         self._looked = self._open = self.failed = False
@@ -259,6 +284,8 @@ class Agent:
             names = list(found.names)
             self.event("nonfinite", {"where": found.where, "names": names[:16], "count": len(names)}, step=step)
         values = complete(harvest.values, values)
+        if self.capture is not None:
+            self.guard.essential("capture", self.capture.landed, step, values)
         self._vote.vitals.note_step(step, values)
         self._push(values, Kind.STEP, step=step)
 
@@ -328,6 +355,7 @@ class Agent:
         self.core = Core(rank=self.core.rank, transport=None, why_off="a forked child", gate="off")
         self.desk = HaltDesk(None, self.writer.acknowledge)
         self._vote = self._new_vote()
+        self.capture = None
         for action in [*reversed(self._on_close), self._optimizers.detach, self.observer.close]:
             self.guard.run("fork", action)
 
@@ -347,6 +375,8 @@ class Agent:
         if self.closed:
             return
         self.closed = True
+        if self.capture is not None:
+            self.guard.essential("capture", self.capture.close)
         late = self.guard.essential("step record", self.observer.landed)
         if late is not None:
             self.guard.essential("step record", self._push_step, *late)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from grpo_sentinel.agent.agent import Agent
+from grpo_sentinel.agent.capture.capture import Capture
 from grpo_sentinel.agent.core import Core
 from grpo_sentinel.agent.guard import Guard, say
 from grpo_sentinel.agent.halt import HaltDesk
@@ -128,6 +129,8 @@ def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
             "start the job so that every rank attaches"
         )
     _current = agent
+    if settings.capture != "off" and directory is not None:
+        agent.capture = guard.run("capture", Capture, agent, directory.name)
     guard.run("stacks", _answer_stack_signal, directory, rank)
     return agent
 
@@ -214,9 +217,18 @@ def _forget_parent() -> None:
 
 
 def _close_at_exit() -> None:
-    """A loop that just ends has finished; one that an exception ended is left open, as a death to be looked at."""
-    if _current is not None and not _current.failed and getattr(sys, "last_type", None) is None:
+    """A loop that just ends has finished; one that an exception ended is left open, as a death to be looked at.
+
+    Ctrl-C is neither: a person ended the run, and that is said.
+    """
+    last = getattr(sys, "last_type", None)
+    if _current is None or _current.failed:
+        return
+    if last is None:
         _current.close()
+    elif last is KeyboardInterrupt:
+        _current.event("ended", {"signal": int(signal.SIGINT), "by": "KeyboardInterrupt"}, step=_current.step)
+        _current.close(f"ended by signal {int(signal.SIGINT)} (KeyboardInterrupt) at step {_current.step}")
 
 
 os.register_at_fork(after_in_child=_forget_parent)

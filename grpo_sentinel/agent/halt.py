@@ -3,6 +3,8 @@
     control file -> pending() -> [vote] -> agreed() -> verdict() -> saved() / failed()
     acknowledged:                          VOTED       CHECKPOINTING  DONE / FAILED          at close: FINISHED, FAILED
 
+    capture, memory snapshot, anomaly trace:  agreed() -> `evidence` -> evidence_taken() / evidence_failed()
+
 On a node whose own sidecar asked nothing, the agreed request of another node is acknowledged under that node's id.
 """
 
@@ -17,6 +19,9 @@ from grpo_sentinel.agent.null import NOTHING, Verdict
 from grpo_sentinel.protocol.identity import process_began_ns
 from grpo_sentinel.records import Ack, Action, ControlWord, HaltState
 
+EVIDENCE = frozenset({Action.CAPTURE, Action.MEMORY_SNAPSHOT, Action.ANOMALY_TRACE})
+"""What is taken at a step boundary without stopping; stacks are the sidecar's to take, also from a rank that hangs."""
+
 _CARRIED_OUT: dict[str, int] = {}
 """Newest request handled per control file, so that a second attachment in this process does not repeat it."""
 
@@ -28,7 +33,9 @@ class Control(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+class Request:
+    """A request that the ranks agreed on at `step`."""
+
     request_id: int
     action: Action
     step: int
@@ -41,11 +48,12 @@ class HaltDesk:
     def __init__(self, control: Control | None, acknowledge: Callable[[Ack], None], *, where: str = "") -> None:
         self.word = ControlWord(request_id=0)
         self.halted = False
+        self.evidence: Request | None = None  # asked for and not taken yet
         self._control = control
         self._acknowledge = acknowledge
         self._where = where
         self._born_ns = process_began_ns()
-        self._current: _Request | None = None
+        self._current: Request | None = None
         self._refused = 0
 
     @property
@@ -72,15 +80,22 @@ class HaltDesk:
 
     def agreed(self, action: int, request_id: int, step: int, reason: str = "") -> Action | None:
         """Take what the vote decided; None when it asked nothing. All ranks come here at the same step."""
-        if action < Action.CHECKPOINT:
+        if action < Action.CHECKPOINT and action not in EVIDENCE:
             return None
         self.pending()  # the request may have come after this rank's last look, and before another rank's
         mine = self._pending_id() if self.word.action <= action else 0  # a stronger one waits for its own vote
         if mine:
             reason = reason or self.word.reason
             _CARRIED_OUT[self._where] = mine
+        if action in EVIDENCE:
+            if self._current is not None:
+                return None  # a checkpoint or halt under way goes first
+            self.evidence = Request(request_id=mine or request_id, action=Action(action), step=step, reason=reason)
+            self._say(self.evidence.request_id, HaltState.VOTED, step, reason)
+            return self.evidence.action
+        self.evidence = None  # what stops the run goes first
         strongest = max(Action(action), self._current.action) if self._current is not None else Action(action)
-        request = self._current = _Request(request_id=mine or request_id, action=strongest, step=step, reason=reason)
+        request = self._current = Request(request_id=mine or request_id, action=strongest, step=step, reason=reason)
         self._say(request.request_id, HaltState.VOTED, step, request.reason)
         return request.action
 
@@ -91,7 +106,9 @@ class HaltDesk:
         before it is not asked of this one, or a run resumed after a halt would halt again at once.
         """
         word = self.word
-        if word.action < Action.CHECKPOINT or word.request_id <= _CARRIED_OUT.get(self._where, 0):
+        if word.action < Action.CHECKPOINT and word.action not in EVIDENCE:
+            return 0
+        if word.request_id <= _CARRIED_OUT.get(self._where, 0):
             return 0
         return 0 if 0 < word.made_wall_ns < self._born_ns else word.request_id
 
@@ -123,8 +140,22 @@ class HaltDesk:
         """Acknowledge that the request could not be carried out."""
         self._finish(HaltState.FAILED, why)
 
+    def evidence_taken(self, detail: str) -> None:
+        """Acknowledge evidence: `detail` is its path, or what it says."""
+        self._settle_evidence(HaltState.DONE, detail)
+
+    def evidence_failed(self, why: str) -> None:
+        """Acknowledge that evidence could not be taken."""
+        self._settle_evidence(HaltState.FAILED, why)
+
+    def _settle_evidence(self, state: HaltState, detail: str) -> None:
+        request, self.evidence = self.evidence, None
+        if request is not None:
+            self._say(request.request_id, state, request.step, detail)
+
     def run_ended(self, step: int) -> None:
         """Settle what is still open when training ends."""
+        self.evidence_failed("training ended before the evidence was taken")
         if self._current is not None:
             self.failed("training ended without saving the checkpoint that was asked for")
         elif self.pending() is not None and self.word.request_id > self._refused:

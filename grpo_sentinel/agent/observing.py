@@ -106,6 +106,30 @@ class Observer:
         self._votes = 0
 
     @property
+    def device(self) -> torch.device | None:
+        """Where the first parameter lies."""
+        return self._device
+
+    @property
+    def parameters(self) -> Sequence[tuple[str, torch.nn.Parameter]]:
+        """The watched parameters by name."""
+        return self._parameters
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The innermost optimizer."""
+        return self._optimizer
+
+    @property
+    def gradient_pack(self) -> gradient_probe.GradientPack | None:
+        """What was read of this step's gradients."""
+        return self._gradient
+
+    def held_gradients(self) -> Iterable[tuple[str, Any]]:
+        """List this rank's gradients as they are now."""
+        return self._held()
+
+    @property
     def must_wait(self) -> bool:
         """Tell whether a harvest now would wait for a device."""
         return self._device is not None and self._device.type != "cpu"

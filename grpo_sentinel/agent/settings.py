@@ -21,6 +21,8 @@ from grpo_sentinel.errors import ConfigError
 _CHOICES: dict[str, tuple[str, ...]] = {
     "gate": ("skip", "halt", "off"),
     "local_gradients": ("off", "on_anomaly", "always"),
+    "capture": ("off", "on_request", "on_anomaly"),
+    "samples": ("off", "hashed", "full"),
 }
 _AT_LEAST: dict[str, float] = {
     "vote_every": 1,
@@ -29,13 +31,15 @@ _AT_LEAST: dict[str, float] = {
     "segment_slots": 64,
     "event_slots": 16,
     "local_gradient_steps": 1,
+    "capture_bytes": 100_000,
+    "capture_files": 1,
 }
 _ABOVE_ZERO = ("overhead_share", "handshake_seconds", "vote_timeout_seconds", "skip_above_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the agent of one rank does. Up to `event_slots` it is `config.AgentConfig`, field for field."""
+    """What the agent of one rank does. Up to `capture_files` it is `config.AgentConfig`, field for field."""
 
     enabled: bool = True
     gate: str = "skip"  # skip | halt | off: what happens to an update whose gradient is not finite on any rank
@@ -48,10 +52,15 @@ class Settings:
     overhead_floor_seconds: float = 0.002
     segment_slots: int = 256
     event_slots: int = 256
+    capture: str = "on_anomaly"  # off | on_request | on_anomaly: write tensors and batch of a faulty step
+    capture_bytes: int = 32_000_000
+    capture_files: int = 8
     handshake_seconds: float = 120.0  # how long ranks wait for each other's core at attach
     vote_timeout_seconds: float = 1800.0  # of the vote's own group; the job's default limit
     local_gradient_steps: int = 20  # steps that the hooks stay armed after the last non-finite norm
     run_id: str = ""  # "": from the environment, see `protocol.derive_run_id`
+    samples: str = "hashed"  # off | hashed | full: token ids of a captured batch; `launch` says `incidents.samples`
+    spool: str = ""  # where captured files wait for the sidecar; "": $XDG_STATE_HOME/grpo-sentinel/spool
     group: str | None = None  # Unix group that may read the rings
     strict: bool = False
 

@@ -66,7 +66,7 @@ def show(name: str, as_json: bool, config_path: str | None) -> int:
     """Print the report of an incident, and where its bundle is. Exit code 1 when the bundle is damaged."""
     from grpo_sentinel.cli.rendering import print_json
 
-    path = _find(settings(config_path), name)
+    path = find_bundle(settings(config_path), name)
     with open_bundle(path) as bundle:
         damage = bundle.damage()
         if as_json:
@@ -183,7 +183,7 @@ def _all(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             click.echo(str(error), err=True)
 
 
-def _find(config: Config, name: str) -> Path:
+def find_bundle(config: Config, name: str) -> Path:
     """Find the bundle that is meant: a path, or an id or folder name or the beginning of one. Raises `NoIncident`."""
     given = Path(name)
     if given.is_dir() or (given.is_file() and name.endswith(ARCHIVE)):
@@ -202,8 +202,8 @@ def _find(config: Config, name: str) -> Path:
 
 @contextmanager
 def _opened(config_path: str | None, name: str) -> Iterator[Bundle]:
-    with open_bundle(_find(settings(config_path), name)) as bundle:
+    with open_bundle(find_bundle(settings(config_path), name)) as bundle:
         yield bundle
 
 
-__all__ = ["NoIncident", "incident"]
+__all__ = ["NoIncident", "find_bundle", "incident"]

@@ -177,6 +177,9 @@ class TrainerFeed:
         def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.training():
                 return method(model, inputs, *args, **kwargs)
+            if self.agent.capture is not None:
+                self.agent.capture.fed = True  # by what the loss is computed from, all of it
+                self.agent.guard.run("capture", self.agent.capture.batch, inputs)
             self.agent.guard.run("data", self.before_forward, inputs)
             self.agent.enter(Phase.FORWARD)
             loss = method(model, inputs, *args, **kwargs)
