@@ -54,6 +54,7 @@ def _measure(record: Record, records: int, folder: Path) -> None:
     if records < 1_000_000:
         name += "_extrapolated"
     record(name, cpu / records * 1e6, "s", peer=f"limit 300 s, {records} records, {SIGNALS} signals", peer_value=300.0)
+    record("replay_million_records_wall_s" if records >= 1_000_000 else "replay_slice_wall_s", wall, "s")
     record("replay_wall_over_cpu", wall / cpu, "", peer="1 on a machine that is free")
     record("replay_memory_growth_mib", _peak_mib() - before, "MiB", peer=f"over {records} records")
     small = folder / "rows.jsonl"

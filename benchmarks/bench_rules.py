@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from benchmarks import healthy
 from benchmarks.record import record as store
 from grpo_sentinel.records import Frame
-from grpo_sentinel.rules import Engine, load_rules
+from grpo_sentinel.rules import Engine, RuleSet, load_rules
 
 Record = Callable[..., None]
 
@@ -30,6 +31,9 @@ def main(record: Record = store) -> None:
         )
     early, late = _early_and_late(rules)
     record("rules_us_at_step_100000", late, "us", peer="at step 1000", peer_value=early)
+    record("rules_cost_step_100000_over_step_1000", late / early, "", peer="limit 1.1")
+    if late > 1.1 * early:
+        raise AssertionError(f"a record costs {late:.0f} us at step 100,000 and {early:.0f} us at step 1,000")
 
 
 def _microseconds(engine: Engine, frames: Sequence[Frame]) -> float:
@@ -39,21 +43,21 @@ def _microseconds(engine: Engine, frames: Sequence[Frame]) -> float:
     return (time.process_time() - started) / len(frames) * 1e6
 
 
-def _early_and_late(rules: object) -> tuple[float, float]:
-    """Time blocks around step 1,000 and step 100,000 of one engine: cost must not depend on the run's length."""
+def _early_and_late(rules: RuleSet) -> tuple[float, float]:
+    """Time two engines by turns on the same frames, one at step 1,000 and one at step 100,000: noise hits both."""
     frames = list(healthy.run("gaussian", 1000))
-    engine = Engine(rules, run_id="healthy")  # type: ignore[arg-type]
-    early = late = float("inf")
+    young, old = Engine(rules, run_id="young"), Engine(rules, run_id="old")
     for turn in range(100):
-        for start in range(0, 1000, 250):
-            cost = _microseconds(
-                engine, [_at(frame, turn * 1000 + frame.step) for frame in frames[start : start + 250]]
-            )
-            if turn == 1:
-                early = min(early, cost)
-            elif turn == 99:
-                late = min(late, cost)
-    return early, late
+        for frame in frames:
+            old.frame(_at(frame, turn * 1000 + frame.step))
+    for frame in frames:
+        young.frame(_at(frame, frame.step))
+    early, late = [], []
+    for start in range(0, 1000, 50):
+        block = frames[start : start + 50]
+        early.append(_microseconds(young, [_at(frame, 1000 + frame.step) for frame in block]))
+        late.append(_microseconds(old, [_at(frame, 100_000 + frame.step) for frame in block]))
+    return median(early), median(late)
 
 
 def _at(frame: Frame, step: int) -> Frame:
