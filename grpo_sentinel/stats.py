@@ -25,8 +25,9 @@ class Moments:
     @staticmethod
     def of(numbers: Iterable[float]) -> Moments:
         """Take the moments of numbers; NaN and infinities are counted apart and enter nothing else."""
-        every = list(numbers)
-        finite = [number for number in every if math.isfinite(number)]
+        finite = every = list(numbers)
+        if not math.isfinite(sum(every)):  # finite numbers with an infinite sum come through the filter as well
+            finite = [number for number in every if math.isfinite(number)]
         nonfinite = len(every) - len(finite)
         if not finite:
             return Moments(nonfinite=float(nonfinite))

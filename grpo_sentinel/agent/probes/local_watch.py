@@ -67,7 +67,8 @@ class LocalWatch:
         seen, self._seen, self._micro_batch = self._seen, [], 0
         if not seen:
             return None
-        values = vector([norm for _, _, norm in seen])
+        with torch.no_grad():
+            values = vector([norm for _, _, norm in seen])
         meta = _Meta(tuple(name for name, _, _ in seen), tuple(micro for _, micro, _ in seen))
         return Pack("local gradients", values, finish, meta)
 

@@ -70,18 +70,20 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def vector(numbers: Sequence[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
-    """Join tensors of any shape and real dtype into one wide 1-D vector on one device. Never synchronises."""
+    """Join tensors of any shape and real dtype into one wide 1-D vector on one device. Never synchronises.
+
+    To be called without autograd.
+    """
     if not numbers:
         return torch.empty(0, dtype=torch.float64)
     where = numbers[0].device if device is None else device
     wide = wide_dtype(where)
-    with torch.no_grad():
-        pieces = [n if n.dim() == 1 else n.reshape(-1) for n in numbers]
-        pieces = [n if n.device == where else n.to(where, non_blocking=True) for n in pieces]
-        if all(piece.dtype is not wide for piece in pieces):
-            pieces[0] = pieces[0].to(wide)
-        # Joining promotes to the widest: one kernel instead of a conversion each. A new tensor even for one piece.
-        return torch.cat(pieces)
+    pieces = [n if n.dim() == 1 else n.reshape(-1) for n in numbers]
+    pieces = [n if n.device == where else n.to(where, non_blocking=True) for n in pieces]
+    if wide not in {piece.dtype for piece in pieces}:
+        pieces[0] = pieces[0].to(wide)
+    # Joining promotes to the widest: one kernel instead of a conversion each. A new tensor even for one piece.
+    return torch.cat(pieces)
 
 
 def merge(harvests: Sequence[Harvest | Mapping[str, float]]) -> Harvest:

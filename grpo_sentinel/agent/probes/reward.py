@@ -68,6 +68,8 @@ def observe(
         raise ValueError(
             f"rewards of shape {tuple(rewards_BF.shape)} do not fit the {len(func_names)} names {list(func_names)}"
         )
+    if weights is not None and len(weights) != len(func_names):
+        raise ValueError(f"{len(weights)} weights do not fit the {len(func_names)} names {list(func_names)}")
     pieces = [scores_BF]
     known: tuple[float, ...] | None = (1.0,) * len(func_names)
     if isinstance(weights, torch.Tensor):
@@ -75,11 +77,14 @@ def observe(
         pieces.append(weights)
     elif weights is not None:
         known = tuple(float(weight) for weight in weights)
-    lengths = completion_lengths_B is not None and len(completion_lengths_B) == len(scores_BF)
-    if lengths:
-        pieces.append(torch.as_tensor(completion_lengths_B))
+    lengths: tuple[float, ...] | bool = False
+    if completion_lengths_B is not None and len(completion_lengths_B) == len(scores_BF):
+        lengths = isinstance(completion_lengths_B, torch.Tensor) or tuple(map(float, completion_lengths_B))
+    if isinstance(completion_lengths_B, torch.Tensor) and lengths:
+        pieces.append(completion_lengths_B)
     meta = Meta(_distinct(func_names), known, len(scores_BF), group_size, lengths, history)
-    return Pack("reward", vector(pieces), finish, meta)
+    with torch.no_grad():
+        return Pack("reward", vector(pieces), finish, meta)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +27,7 @@ class Meta:
     weights: tuple[float, ...] | None  # None: they follow the scores in the vector
     rows: int
     group_size: int | None
-    lengths: bool
+    lengths: tuple[float, ...] | bool  # True: they end the vector; False: unknown
     history: History | None
 
 
@@ -41,26 +42,31 @@ def finish(parts: Sequence[Part]) -> Harvest:
     size = meta.group_size
     if size and size > 1 and len(combined) % size == 0:
         values.update(_groups([combined[start : start + size] for start in range(0, len(combined), size)]))
-    if all(part.meta.lengths for part in parts):
+    if all(part.meta.lengths is not False for part in parts):
         values.update(_correlation(combined, [length for _, _, lengths in cut for length in lengths]))
-    bad = tuple(row for row, reward in enumerate(combined) if not math.isfinite(reward))[:16]
+    bad: tuple[int, ...] = ()
+    if values["reward.nonfinite"]:
+        bad = tuple(row for row, reward in enumerate(combined) if not math.isfinite(reward))[:16]
     return Harvest(values, samples={"reward.nonfinite": bad} if bad else {})
 
 
-def _cut(part: Part) -> tuple[list[list[float]], list[float], list[float]]:
+def _cut(part: Part) -> tuple[list[list[float]], list[float], Sequence[float]]:
     """Cut one vector into the scores of each function, the combined reward of each row, and the lengths."""
     meta: Meta = part.meta
     numbers: list[float] = part.values.tolist()
     width, size = len(meta.names), len(meta.names) * meta.rows
     weights = meta.weights if meta.weights is not None else numbers[size : size + width]
     rows = [numbers[start : start + width] for start in range(0, size, width)] if width else [[]] * meta.rows
-    lengths = numbers[-meta.rows :] if meta.lengths and meta.rows else []
+    lengths = meta.lengths if isinstance(meta.lengths, tuple) else numbers[-meta.rows :] if meta.rows else []
     columns = [numbers[index:size:width] for index in range(width)]
     return columns, [_weighted(row, weights) for row in rows], lengths
 
 
 def _weighted(scores: Sequence[float], weights: Sequence[float]) -> float:
     """Add up what is not None (NaN); a weight of 0 times an infinite score stays visible as what it is: NaN."""
+    total = sum(map(operator.mul, scores, weights))
+    if scores and not math.isnan(total):
+        return total
     known = [score * weight for score, weight in zip(scores, weights, strict=True) if not math.isnan(score)]
     return sum(known) if known else math.nan
 
@@ -132,11 +138,13 @@ def _learnability(right: int, size: int) -> float:
 
 def _correlation(rewards: Sequence[float], lengths: Sequence[float]) -> dict[str, float]:
     """Pearson correlation over rows with a finite reward; absent when either does not vary."""
-    pairs = [(reward, length) for reward, length in zip(rewards, lengths, strict=True) if math.isfinite(reward)]
-    if len(pairs) < 3:
+    if not math.isfinite(sum(rewards)):
+        pairs = [(reward, length) for reward, length in zip(rewards, lengths, strict=True) if math.isfinite(reward)]
+        rewards, lengths = [reward for reward, _ in pairs], [length for _, length in pairs]
+    if len(rewards) < 3:
         return {}
-    scale = max(abs(reward) for reward, _ in pairs) or 1.0  # squares of 1e200 would overflow
-    xs, ys = [reward / scale for reward, _ in pairs], [length for _, length in pairs]
+    scale = max(map(abs, rewards)) or 1.0  # squares of 1e200 would overflow
+    xs, ys = [reward / scale for reward in rewards], lengths
     x, y = Moments.of(xs), Moments.of(ys)
     cross = math.fsum((a - x.mean) * (b - y.mean) for a, b in zip(xs, ys, strict=True))
     varies = x.low < x.high and y.low < y.high
