@@ -27,7 +27,7 @@ STEPS ?=
 # files of tests side by side; each test has directories, ports and processes of its own
 PYTEST_ARGS ?= -n 2 --dist loadfile
 
-.PHONY: help demo test test-light slow lint types bench docs docs-check clean system-packages
+.PHONY: help demo test test-light slow lint types bench docs docs-check dashboards clean system-packages server-packages
 
 help:
 	@sed -n '3,6s/^#  *//p' Makefile
@@ -70,7 +70,15 @@ test-light:
 	@$(LIGHT)/bin/python -m pip --disable-pip-version-check install --no-input $(QUIET) -c $(CONSTRAINTS) -e '.[test]'
 	$(LIGHT)/bin/python -m pytest -m 'not torch and not slow and not gpu and not nightly' $(PYTEST_ARGS)
 
-slow: $(VENV)/.test system-packages
+# the real Prometheus, Alertmanager and Chromium of the slow tests; without permission those tests are skipped and say so
+SERVERS = prometheus prometheus-alertmanager chromium
+server-packages:
+	@command -v promtool >/dev/null && command -v amtool >/dev/null && command -v chromium >/dev/null || { \
+	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends $(SERVERS); \
+	  else echo "note: $(SERVERS) are not all installed and there is no permission to do it; their tests will be skipped"; fi; }
+
+slow: $(VENV)/.test system-packages server-packages
 	$(PY) -m pytest -m 'slow and not gpu and not nightly' $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
@@ -87,6 +95,10 @@ bench: $(VENV)/.test
 
 docs: $(VENV)/.demo
 	$(PY) scripts/build_docs.py
+
+# the dashboards of deploy/grafana, from scripts/build_dashboards.py (Python 3.11 or newer)
+dashboards: $(VENV)/.test
+	$(PY) scripts/build_dashboards.py
 
 docs-check: $(VENV)/.demo
 	$(PY) scripts/build_docs.py --check
