@@ -95,8 +95,8 @@ class Core:
 
         `norm` is the global L2 norm before clipping, None when unknown; `bound` the sidecar's limit on it; `vitals`
         this rank's row, gathered when every rank brings one. `copies` above 0 says that `norm` is of this rank's part
-        of the gradients only, which so many ranks hold; with a bound the parts are then added up. To be called the same number of times on every rank: once
-        per optimizer step, never in evaluation or accumulation.
+        of the gradients only, which so many ranks hold; with a bound the parts are then added up. To be called the same
+        number of times on every rank: once per optimizer step, never in evaluation or accumulation.
         """
         bound = min(bound, self._bound)
         partial = copies > 0 and norm is not None and math.isfinite(bound) and self._transport is not None

@@ -49,8 +49,8 @@ class ReferenceWatch:
     def state(self) -> dict[str, float]:
         """Read modes, dropout, trained parameters, dtypes and devices of a reference model of its own.
 
-        TRL leaves `requires_grad` on in the reference, which harms nobody while no optimizer holds its parameters: those
-        that one holds are counted.
+        TRL leaves `requires_grad` on in the reference, which harms nobody while no optimizer holds its parameters:
+        those that one holds are counted.
         """
         own = self._own()
         if own is None:

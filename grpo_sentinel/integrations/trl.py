@@ -151,7 +151,8 @@ class GrpoFeed(TrainerFeed):
         names = getattr(self.trainer, "reward_func_names", None)
         if names is None:
             names = [_name_of(function) for function in self.trainer.reward_funcs]
-        names = [str(name) or f"reward{index}" for index, name in enumerate(names)]  # a model made from a config has none
+        # A model that was made from a configuration has an empty name.
+        names = [str(name) or f"reward{index}" for index, name in enumerate(names)]
         return names if count is None or len(names) == count else [f"reward{index}" for index in range(count)]
 
     def _time_reward_functions(self) -> None:

@@ -59,6 +59,16 @@ def test_sharded_gradients_are_read_locally_and_gated_on_all_ranks(two, name):
             assert here["gradient.clip_coefficient"] == pytest.approx(min(1.0, 0.2 / whole), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["fsdp1, bound", "fsdp2, bound"])
+def test_with_a_bound_ranks_add_their_parts_up_to_the_norm_that_no_trainer_computed(two, name):
+    first, second = (two[name].segment(rank).steps() for rank in (0, 1))
+    for step in (1, 2, 3):
+        parts = [rank[step]["gradient.norm_local"] for rank in (first, second)]
+        norms = [rank[step]["gradient.norm_preclip"] for rank in (first, second)]
+        assert norms[0] == norms[1] == pytest.approx(math.hypot(*parts), rel=1e-6)
+        assert max(parts) < norms[0]
+
+
 def test_vitals_name_the_replica_that_drifted_and_the_rank_that_was_late(two):
     result = two["vitals"]
     for rank in (0, 1):

@@ -41,6 +41,8 @@ TWO = {
     "fsdp2": {"parallel": "fsdp2", "clip": 0.2, "reduced_nan": [1, 3]},
     "fsdp1, norm unknown": {"parallel": "fsdp1", "reduced_nan": [1, 3]},
     "fsdp2, norm unknown": {"parallel": "fsdp2", "reduced_nan": [1, 3]},
+    "fsdp1, bound": {"parallel": "fsdp1", "settings": {"skip_above_norm": 1e6}, "steps": 3},
+    "fsdp2, bound": {"parallel": "fsdp2", "settings": {"skip_above_norm": 1e6}, "steps": 3},
     "local nan, always": {"local_nan": [1, 3], "steps": 3, "accumulation": 2, "settings": ALWAYS},
 }
 THREE = {
