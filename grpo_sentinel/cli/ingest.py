@@ -64,7 +64,6 @@ def ingest(
     rules = config.rules if profile is None else config.rules.model_copy(update={"profile": profile})
     name = sanitise_run_id(run_id or Path(log).name.split(".")[0] or "log")
     engine = Engine(load_rules(rules, rule_files, halting=config.halting), run_id=name)
-    engine.configure({"source": "log"})
     logging.basicConfig(level=logging.WARNING, format="grpo-sentinel: %(message)s", stream=sys.stderr, force=True)
     stop = threading.Event()
     _end_on_signals(stop)

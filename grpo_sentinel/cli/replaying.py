@@ -77,7 +77,7 @@ class Outcome:
 def play(source: Source, rules: RuleSet, tell: Callable[[Progress], None] | None = None) -> Outcome:
     """Play one run through a new engine. Memory is that of one step, whatever the length."""
     engine = Engine(rules, run_id=source.run_id)
-    engine.configure({"source": source.kind, **source.context})  # a named profile waits for the first of it
+    engine.configure(source.context)
     outcome = Outcome(source)
     progress = Progress()
     waits = 0

@@ -165,7 +165,7 @@ def _tunable(spec: Mapping[str, Any], path: tuple[str, ...], level: int) -> Iter
 
 def _engine(rules: RuleSet, run: Run) -> Engine:
     engine = Engine(rules, run_id=run.name)
-    engine.configure({"source": run.name, **run.context})  # a named profile is applied only when something is shown
+    engine.configure(run.context)
     return engine
 
 

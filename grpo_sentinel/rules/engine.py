@@ -42,11 +42,10 @@ class Engine:
         self._attribution = Attribution()
         self._context: dict[str, Any] = {}
         self._step = 0
-        self._looks: dict[str, int] = {}  # views offered so far, by scope
         self._errors: dict[str, str] = {}
         self.profile_names: tuple[str, ...] = ()
         self._off: dict[str, str] = {}
-        self._set_rules(rules)
+        self._choose()  # profiles named by hand hold from the start; `auto` needs a configuration to read
 
     # ---- inputs
 
@@ -55,6 +54,9 @@ class Engine:
         if dict(context) == self._context:
             return
         self._context = dict(context)
+        self._choose()
+
+    def _choose(self) -> None:
         chosen = profiles.choose(self._given, self._context)
         changed, off = profiles.apply(self._given, chosen)
         self.profile_names = tuple(profile.name for profile in chosen)
@@ -67,7 +69,6 @@ class Engine:
         gone = [replace(finding, state=FindingState.RESOLVED, wall_ns=finding.wall_ns + 1) for finding in fired]
         self._trackers.clear()
         self._boards.clear()
-        self._looks.clear()
         self._roots = RootCause(rule.name for rule in self._given if rule.bound)
         self._attribution = Attribution()
         self._step = 0

@@ -298,3 +298,21 @@ def test_a_run_begun_anew_resolves_what_fired_and_fires_again() -> None:
     assert states(gone) == ["resolved"]
     assert engine.active() == ()
     assert states(engine.frame(frame(3, {"policy.x": 2}))) == ["firing"]
+
+
+def test_a_profile_named_by_hand_holds_before_any_configuration_is_known() -> None:
+    engine = Engine(load_rules(RulesConfig(profile="beta_zero")), run_id="r")
+    assert engine.profile_names == ("beta_zero",)
+    engine.frame(frame(1, {"policy.kl_k3_nats": 9.0}))
+    engine.configure({})
+    assert engine.abstaining()["kl_high"] == "beta is 0, KL to the reference is not held"
+
+
+def test_a_change_of_profile_in_the_middle_keeps_the_cooldown_of_the_other_rules() -> None:
+    text = rule(resolve_after=1, cooldown=5)
+    engine = engine_of(text)
+    for step, value in enumerate([0.0] * 30 + [2.0, 0.0], 1):
+        engine.frame(frame(step, {"policy.x": value}))
+    engine.configure({"beta": 1})
+    fired = [step for step in range(33, 45) if states(engine.frame(frame(step, {"policy.x": 2.0})))]
+    assert fired == [37]

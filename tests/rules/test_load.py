@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,3 +189,33 @@ def test_a_profile_can_be_named_and_a_wrong_name_lists_the_known() -> None:
 def test_a_profile_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown key 'if'"):
         parse_profile("name: x\nif: {beta: 0}\n", "x.yaml")
+
+
+TRL = {
+    "loss_type": "grpo", "beta": 0.04, "num_iterations": 1, "importance_sampling_level": "token", "num_generations": 8,
+    "scale_rewards": "group", "epsilon_high": 0.2, "mask_truncated_completions": False, "peft": False, "moe": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("setting", "change", "picked"),
+    [
+        ("GRPO", {}, ["grpo", "on_policy"]),
+        ("Dr. GRPO", {"loss_type": "dr_grpo", "scale_rewards": "none"}, ["dr_grpo", "on_policy"]),
+        ("DAPO", {"loss_type": "dapo", "epsilon_high": 0.28}, ["dapo", "on_policy"]),
+        ("GSPO", {"importance_sampling_level": "sequence"}, ["gspo", "on_policy"]),
+        ("CISPO", {"loss_type": "cispo", "epsilon_high": 5.0}, ["cispo", "on_policy"]),
+        ("beta = 0", {"beta": 0.0}, ["beta_zero", "grpo", "on_policy"]),
+        ("several updates per rollout", {"num_iterations": 4}, ["grpo", "several_iterations"]),
+        ("LoRA", {"peft": True}, ["grpo", "lora", "on_policy"]),
+        ("MoE", {"moe": True}, ["grpo", "moe", "on_policy"]),
+        ("ZeRO", {"zero_stage": 3}, ["grpo", "on_policy", "zero"]),
+    ],
+)
+def test_each_algorithm_and_setting_picks_its_profiles(setting: str, change: dict[str, Any], picked: list[str]) -> None:
+    assert [profile.name for profile in choose(load_rules(), {**TRL, **change})] == picked
+
+
+def test_a_profile_that_changes_nothing_says_why() -> None:
+    idle = [one for one in builtin_profiles() if not one.disable and not one.parameters]
+    assert idle and all("othing to change" in one.help for one in idle)
