@@ -119,15 +119,18 @@ def _token_terms(
     if logp_BT is None:
         return
     terms.log_prob_range(bag, wide["logp"], fine["logp"], mask)
-    advantage = _advantage(given, device)
     gaps = {}
     if "old_logp" in wide:
         log_ratio = wide["logp"] - wide["old_logp"]
         gaps["ratio"] = log_ratio = _row_mean(log_ratio, mask) if level == "sequence" else log_ratio
-        if advantage is not None:
-            terms.clipping(bag, log_ratio, mask, advantage, *epsilon)
-    elif on_policy and advantage is not None:
-        terms.unit_ratio(bag, fine["logp"], advantage)
+        if "advantages" in given:
+            terms.clipping(bag, log_ratio, mask, _advantage(given["advantages"], device), *epsilon)
+    elif on_policy and "advantages" in given:
+        if given["advantages"].numel() == len(mask):
+            # Advantages of rows are on their way to the host already: there only each row's tokens are missing.
+            bag.column("pg_tokens", fine["logp"].sum(1))
+        else:
+            terms.unit_ratio(bag, fine["logp"], _advantage(given["advantages"], device))
     if "ref_logp" in wide:
         gaps["ref"] = wide["logp"] - wide["ref_logp"]
         own = torch.promote_types(logp_BT.dtype, given["ref_logp"].dtype)
@@ -140,12 +143,10 @@ def _token_terms(
         terms.gaps(bag, list(gaps), torch.stack(list(gaps.values())), mask)
 
 
-def _advantage(given: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor | None:
+def _advantage(advantages: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Widen the advantages to B x 1 or B x T."""
-    if "advantages" not in given:
-        return None
-    advantage = given["advantages"].detach().to(device, wide_dtype(device))
-    return advantage.unsqueeze(1) if advantage.dim() == 1 else advantage
+    wide = advantages.detach().to(device, wide_dtype(device))
+    return wide.unsqueeze(1) if wide.dim() == 1 else wide
 
 
 def _row_mean(log_ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

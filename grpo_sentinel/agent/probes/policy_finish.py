@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from grpo_sentinel.agent.probes.advantages import advantage_signals
 from grpo_sentinel.agent.probes.pack import Harvest, Part
 from grpo_sentinel.agent.probes.partials import Merged
+from grpo_sentinel.agent.probes.policy_terms import unit_ratio_of_rows
 from grpo_sentinel.agent.probes.tokens import repetition_signals
 
 _KINDS = ("logp", "old_logp", "ref_logp", "sampling_logp", "entropy")
@@ -64,6 +65,8 @@ def _cut(part: Part) -> tuple[dict[str, float], dict[str, list[float]]]:
         if (count := partials.get(f"sum:{kind}_count")) is not None:
             partials[f"sum:{kind}_nonfinite"] = tokens - count
     partials.update(repetition_signals(columns, meta.width - 3))
+    if "pg_tokens" in columns:
+        partials.update(unit_ratio_of_rows(columns["pg_tokens"], columns["advantage"]))
     if meta.unit_ratio:
         partials.update(_unit_ratio(partials.get("sum:logp_count", 0.0)))
     return partials, columns

@@ -61,6 +61,12 @@ def unit_ratio(bag: Bag, fine: torch.Tensor, advantage: torch.Tensor) -> None:
     bag.put(["sum:pg_count"], known.sum())
 
 
+def unit_ratio_of_rows(tokens: Sequence[float], advantages: Sequence[float]) -> dict[str, float]:
+    """Do what `unit_ratio` does for advantages of rows, from the number of tokens of each: on the host."""
+    pairs = [(n, a) for n, a in zip(tokens, advantages, strict=True) if math.isfinite(a)]
+    return {"sum:pg": -math.fsum(n * a for n, a in pairs), "sum:pg_count": sum([n for n, _ in pairs])}
+
+
 def clipping(
     bag: Bag, log_ratio: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor, low: float, high: float
 ) -> None:
