@@ -50,12 +50,16 @@ $(VENV)/.test: $(VENV)/.demo
 	@$(PIP) $(QUIET) -c $(CONSTRAINTS) -e '.[trl,stacks,test,dev]'
 	@touch $@
 
-# the fake NVML of the tests is compiled; without a C compiler those tests are skipped and say so
+# the fake NVML of the tests is compiled, and `top` is looked at in a terminal; without these the tests say what they skip
+APT = apt-get update -qq && apt-get install -y -qq --no-install-recommends
+CAN_APT = command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]
 system-packages:
 	@command -v cc >/dev/null || command -v gcc >/dev/null || { \
-	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	    apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev; \
+	  if $(CAN_APT); then $(APT) gcc libc6-dev; \
 	  else echo "note: no C compiler and no permission to install one; the NVML tests will be skipped"; fi; }
+	@command -v tmux >/dev/null || { \
+	  if $(CAN_APT); then $(APT) tmux || echo "note: tmux cannot be installed; the tests of top will be skipped"; \
+	  else echo "note: no tmux and no permission to install it; the tests of top will be skipped"; fi; }
 
 demo: $(VENV)/.demo
 	@$(PY) examples/demo/run.py --fault '$(FAULT)' $(if $(KEEP),--keep) $(if $(COMPARE),--compare) $(if $(STEPS),--steps $(STEPS))

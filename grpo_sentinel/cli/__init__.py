@@ -19,8 +19,10 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("grpo_sentinel.cli.launch:launch", "Run a training command with the sidecar beside it."),
     "run": ("grpo_sentinel.cli.run:run", "Run the sidecar alone."),
     "status": ("grpo_sentinel.cli.status:status", "Show ranks, layers, findings and requests of a run."),
+    "top": ("grpo_sentinel.cli.top:top", "Watch a run live in the terminal."),
     "halt": ("grpo_sentinel.cli.halt:halt", "Ask a run to save a checkpoint and stop."),
     "checkpoint": ("grpo_sentinel.cli.halt:checkpoint", "Ask a run to save a checkpoint."),
+    "capture": ("grpo_sentinel.cli.halt:capture", "Take evidence of a run that goes on."),
     "check": ("grpo_sentinel.cli.check:check", "Check data, reward, environment, settings or a checkpoint."),
     "resume-point": ("grpo_sentinel.cli.resume_point:resume", "Print the checkpoint that a restart should use."),
     "incident": ("grpo_sentinel.cli.incident:incident", "List, show, export and replay incident bundles."),
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _fill_standard_streams()
     try:
         code = cli.main(list(arguments) if arguments is not None else None, "grpo-sentinel", standalone_mode=False)
+        sys.stdout.flush()  # here, where a reader that has gone (`| head -1`) is no trouble
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
         _complain(f"{error.format_message()} (see `{_path_of(error)} --help`)")
@@ -81,8 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:
-        _drop_stdout()
-        return 0
+        return _leave_pipe()
+    except SystemExit as error:  # click and rich leave so, with 1, when the reader of a pipe has gone
+        if not (type(sys.stdout).__name__.endswith("PacifyFlushWrapper") or _is_broken_pipe(error)):
+            raise
+        return _leave_pipe()
     except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
         _complain(f"this is a bug: {type(error).__name__}: {error}; {_crash_log()}")
         return CRASH_EXIT_CODE
@@ -119,11 +125,17 @@ def _complain(text: str) -> None:
         return
 
 
-def _drop_stdout() -> None:
-    """Point stdout nowhere, so that the interpreter's last flush does not complain about the closed pipe."""
+def _is_broken_pipe(error: SystemExit) -> bool:
+    return isinstance(error.__context__, BrokenPipeError)
+
+
+def _leave_pipe() -> int:
+    """End well when the reader has gone: point stdout nowhere, or the interpreter's last flush would complain."""
     import os
 
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
 
 
 def _crash_log() -> str:

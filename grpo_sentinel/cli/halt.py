@@ -1,8 +1,9 @@
-"""`grpo-sentinel halt` and `checkpoint`: ask a run, through its daemon or, where none watches it, directly."""
+"""`grpo-sentinel halt`, `checkpoint`, `capture`: ask a run, through its daemon or, where none watches it, directly."""
 
 from __future__ import annotations
 
 import getpass
+import json
 import time
 from pathlib import Path
 
@@ -23,10 +24,11 @@ _CLAIM_SECONDS = 5.0
 
 
 def _options(command: click.Command) -> click.Command:
-    """Give both commands the same options."""
+    """Give all commands the same options."""
     for option in (
         click.Option(["--reason"], default="", metavar="TEXT", help="Why; goes to the log and the history."),
         click.Option(["--wait"], type=float, metavar="SECONDS", help="Wait so long for the outcome; 1 if it failed."),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for programs."),
         click.Option(["--config", "config_path"], metavar="FILE", help="Settings of the sidecar, for its directories."),
         click.Option(["--root"], metavar="DIR", help="Where rings live."),
     ):
@@ -38,42 +40,82 @@ def _options(command: click.Command) -> click.Command:
 @click.argument("run_id", required=False, metavar="[RUN]")
 @click.option("--now", is_flag=True, help="Stop at the next step boundary without saving a checkpoint.")
 def halt(
-    run_id: str | None, now: bool, reason: str, wait: float | None, config_path: str | None, root: str | None
+    run_id: str | None,
+    now: bool,
+    reason: str,
+    wait: float | None,
+    as_json: bool,
+    config_path: str | None,
+    root: str | None,
 ) -> int:
     """Ask a run to save a checkpoint and stop, all ranks at the same step.
 
     Without RUN: the one that is alive.
     """
     action = Action.HALT_NOW if now else Action.CHECKPOINT_AND_HALT
-    return ask(settings(config_path, root), run_id, action, reason, wait)
+    return ask(settings(config_path, root), run_id, action, reason, wait, as_json)
 
 
 @click.command()
 @click.argument("run_id", required=False, metavar="[RUN]")
-def checkpoint(run_id: str | None, reason: str, wait: float | None, config_path: str | None, root: str | None) -> int:
+def checkpoint(
+    run_id: str | None, reason: str, wait: float | None, as_json: bool, config_path: str | None, root: str | None
+) -> int:
     """Ask a run to save a checkpoint at the next step boundary and go on.
 
     Without RUN: the one that is alive.
     """
-    return ask(settings(config_path, root), run_id, Action.CHECKPOINT, reason, wait)
+    return ask(settings(config_path, root), run_id, Action.CHECKPOINT, reason, wait, as_json)
+
+
+_KINDS = {"step": Action.CAPTURE, "stacks": Action.STACKS, "memory-snapshot": Action.MEMORY_SNAPSHOT,
+          "anomaly-trace": Action.ANOMALY_TRACE}  # fmt: skip
+
+
+@click.command()
+@click.argument("run_id", required=False, metavar="[RUN]")
+@click.option("--kind", type=click.Choice(list(_KINDS)), default="step", show_default=True, help="What to take.")
+def capture(
+    run_id: str | None,
+    kind: str,
+    reason: str,
+    wait: float | None,
+    as_json: bool,
+    config_path: str | None,
+    root: str | None,
+) -> int:
+    """Take evidence of a run that goes on: tensors and batch of its next step, stacks, live memory, the first NaN.
+
+    It opens an incident, whose bundle holds what was taken. Without RUN: the one that is alive.
+    """
+    return ask(settings(config_path, root), run_id, _KINDS[kind], reason, wait, as_json)
 
 
 _options(halt)
 _options(checkpoint)
+_options(capture)
 
 
-def ask(config: Config, run_id: str | None, action: Action, reason: str, wait: float | None) -> int:
+def ask(
+    config: Config, run_id: str | None, action: Action, reason: str, wait: float | None, as_json: bool = False
+) -> int:
     """Make the request, say its number, wait for its outcome if wanted; gives the exit code."""
-    directory = find_run(config, run_id, alive_only=True)
-    if not is_alive(read_ranks(directory)):
-        raise NoRun(f"run {directory.name} has ended: there is nobody to ask")
+    directory = _alive(config, run_id)
     word = action.name.lower().replace("_", "-")
     reason = reason or f"asked by {_user()} on the command line"
     request_id = _make(config, directory, action, reason)
-    click.echo(f"request {request_id}: {word} of run {directory.name}")
-    if wait is None:
+    told: dict[str, object] = {"request_id": request_id, "action": word, "run_id": directory.name}
+    if not as_json:
+        click.echo(f"request {request_id}: {word} of run {directory.name}")
+    if wait is None or action is Action.STACKS:  # stacks are the sidecar's own work: no rank acknowledges them
+        if as_json:
+            click.echo(json.dumps(told))
         return 0
     outcome = await_outcome(directory, request_id, wait)
+    if as_json:
+        told.update(state=outcome.state.name.lower(), step=outcome.step, detail=outcome.detail)
+        click.echo(json.dumps(told))
+        return 0 if outcome.state is HaltState.DONE else 1
     detail = f": {outcome.detail}" if outcome.detail else ""
     click.echo(
         f"request {request_id}: {outcome.state.name.lower()}"
@@ -81,6 +123,18 @@ def ask(config: Config, run_id: str | None, action: Action, reason: str, wait: f
         + detail
     )
     return 0 if outcome.state is HaltState.DONE else 1
+
+
+def make_request(config: Config, run_id: str | None, action: Action, reason: str) -> int:
+    """Make the request and give its number. Raises `SentinelError` when nobody can be asked."""
+    return _make(config, _alive(config, run_id), action, reason)
+
+
+def _alive(config: Config, run_id: str | None) -> Path:
+    directory = find_run(config, run_id, alive_only=True)
+    if not is_alive(read_ranks(directory)):
+        raise NoRun(f"run {directory.name} has ended: there is nobody to ask")
+    return directory
 
 
 def _make(config: Config, directory: Path, action: Action, reason: str) -> int:
