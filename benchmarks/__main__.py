@@ -15,6 +15,7 @@ BENCHMARKS = {
     "probes": "benchmarks.bench_probes",
     "collect": "benchmarks.bench_collect",
     "rules": "benchmarks.bench_rules",
+    "healthy": "benchmarks.healthy",
     "replay": "benchmarks.bench_replay",
     "diagnose": "benchmarks.bench_diagnose",
     "daemon": "benchmarks.bench_daemon",

@@ -107,8 +107,17 @@ def _write_history(path: Path, records: int) -> None:
         wall_ns = time.time_ns()
         block.append(
             StepRecord(
-                run_id="bench", rank=0, sequence=step, step=step, kind=Kind.STEP, mode=Mode.TRAIN, micro_batch=0,
-                generation=0, monotonic_ns=wall_ns, wall_ns=wall_ns, values=row,
+                run_id="bench",
+                rank=0,
+                sequence=step,
+                step=step,
+                kind=Kind.STEP,
+                mode=Mode.TRAIN,
+                micro_batch=0,
+                generation=0,
+                monotonic_ns=wall_ns,
+                wall_ns=wall_ns,
+                values=row,
             )
         )
         if len(block) == _BLOCK or step == records:

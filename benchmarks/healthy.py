@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 
-from grpo_sentinel.records import Frame, Mode
+from grpo_sentinel.records import FindingState, Frame, Mode
+from grpo_sentinel.rules import Engine, load_rules
 
 SOURCES = ("gaussian", "student", "drifting", "seasonal")
+CONTEXT = {"beta": 0.001, "num_generations": 8, "loss_type": "grpo", "num_iterations": 1}
 _START_NS = 1_700_000_000_000_000_000
 
 # level and relative spread of one step's value; a spread above 0.3 is what small batches really show
@@ -143,3 +146,39 @@ def _student(draw: random.Random, freedom: int = 4) -> Callable[[], float]:
         return draw.gauss(0.0, 1.0) / math.sqrt(chi / freedom)
 
     return value
+
+
+def main(record: Callable[..., None] | None = None, steps: int = 50_000) -> None:
+    """Play every source through all rules; stores criticals and warnings per 1,000 steps. Raises when one is too loud."""
+    from benchmarks.record import record as store
+
+    record = record or store
+    loud = []
+    for source in SOURCES:
+        told = alarms(source, steps)
+        counts = {name: sum(severity == name for severity, _ in told) for name in ("CRITICAL", "WARNING", "NOTE")}
+        record(f"healthy_{source}_criticals", counts["CRITICAL"], "", peer=f"in {steps} steps, limit 0")
+        record(f"healthy_{source}_warnings_per_1000", 1000 * counts["WARNING"] / steps, "", peer="limit 0.2")
+        record(f"healthy_{source}_notes_per_1000", 1000 * counts["NOTE"] / steps, "")
+        for rule, times in Counter(rule for severity, rule in told if severity != "NOTE").most_common():
+            print(f"  {source}: {rule} {times} times")
+        if counts["CRITICAL"] or counts["WARNING"] > 0.2 * steps / 1000:
+            loud.append(source)
+    if loud:
+        raise AssertionError(f"too many alarms in healthy runs: {', '.join(loud)}")
+
+
+def alarms(source: str, steps: int, *, ranks: int = 1) -> list[tuple[str, str]]:
+    """Severity and rule of everything that fires in a healthy run."""
+    engine = Engine(load_rules(), run_id="healthy")
+    engine.configure(CONTEXT)
+    return [
+        (finding.severity.name, finding.rule)
+        for frame in run(source, steps, ranks=ranks)
+        for finding in engine.frame(frame)
+        if finding.state is FindingState.FIRING
+    ]
+
+
+if __name__ == "__main__":
+    main()

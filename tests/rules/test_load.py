@@ -218,4 +218,5 @@ def test_each_algorithm_and_setting_picks_its_profiles(setting: str, change: dic
 
 def test_a_profile_that_changes_nothing_says_why() -> None:
     idle = [one for one in builtin_profiles() if not one.disable and not one.parameters]
-    assert idle and all("othing to change" in one.help for one in idle)
+    assert idle
+    assert all("othing to change" in one.help for one in idle)
