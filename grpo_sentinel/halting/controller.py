@@ -5,6 +5,8 @@
                  │            │            │
                  └── overdue ─┴────────────┴──▶ escalation (stacks, SIGTERM to the launcher, SIGKILL if configured)
 
+Evidence (`halting.evidence`) goes the same way, gives way to a checkpoint or halt, and is given up when it is overdue.
+
 Ids increase over the life of the run and survive a restart of the daemon, which goes on with the request it finds.
 """
 
@@ -20,6 +22,7 @@ from grpo_sentinel.config import HaltingConfig
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting import journal
 from grpo_sentinel.halting.escalation import Escalation, TakeStacks
+from grpo_sentinel.halting.evidence import EVIDENCE, IN_TRAINER, Budget, strongest
 from grpo_sentinel.halting.launcher import LauncherHandle
 from grpo_sentinel.halting.progress import TERMINAL, begun_ns, progress_of
 from grpo_sentinel.protocol import ControlReader, write_control
@@ -71,8 +74,9 @@ class HaltController:
         self._acted_ns = 0  # when the ranks began to act: the checkpoint's own deadline counts from here
         self._escalation = self._new_escalation()
         self._served: set[str] = set()
-        self._rule_requests = 0
-        self._last_rule_ns: int | None = None
+        self._budget = Budget(clock, config.max_requests, config.cooldown_seconds)
+        self._evidence_budget = Budget(clock, config.max_evidence, config.evidence_cooldown_seconds)
+        self._ranks: Mapping[int, RankStatus] = {}
         self._begun_ns = 0  # when the ranks that live now attached
         self._asking = False  # the control file holds a request that trainers may still take up
         self._elsewhere: tuple[Action, str] = (Action.CHECKPOINT_AND_HALT, "asked on another node, or by the gate")
@@ -94,7 +98,7 @@ class HaltController:
             self._last_id = past[-1].request_id if past else 0
             return
         self._last_id = max(word.request_id, past[-1].request_id if past else 0)
-        self._asking = word.action >= Action.CHECKPOINT
+        self._asking = word.action >= Action.CHECKPOINT or word.action in IN_TRAINER
         if not self._asking:
             return
         made_ns = next((entry.wall_ns for entry in past if entry.request_id == word.request_id), None)
@@ -113,9 +117,8 @@ class HaltController:
     def _count(self, past: Sequence[journal.Entry]) -> None:
         """Charge earlier requests to the budget, and remember the findings that they served."""
         self._served = {finding_id for entry in past for finding_id in entry.finding_ids}
-        by_rule = [entry.wall_ns for entry in past if entry.by_rule]
-        self._rule_requests = len(by_rule)
-        self._last_rule_ns = by_rule[-1] if by_rule else None
+        self._budget.charge(entry for entry in past if entry.action not in EVIDENCE)
+        self._evidence_budget.charge(entry for entry in past if entry.action in EVIDENCE)
 
     def _begin_anew(self, ranks: Mapping[int, RankStatus]) -> None:
         """Forget what was asked of earlier ranks when the run was started again under its name, say after a halt."""
@@ -153,13 +156,15 @@ class HaltController:
             finding
             for finding in findings
             if finding.state is FindingState.FIRING
-            and finding.action >= Action.CHECKPOINT
+            and finding.action >= Action.CAPTURE
             and finding.finding_id not in self._served
             and finding.wall_ns >= self._begun_ns
         ]
         if not asking or not self._config.enabled or self.halted or self.status.state is HaltState.FINISHED:
             return
-        best = max(asking, key=lambda finding: (finding.action, not finding.root_id, -finding.onset_step))
+        best = strongest(asking)
+        if best.action in EVIDENCE and (self.open or self._config.dry_run or not self._evidence_budget.allows()):
+            return  # what fires on asks again
         wish = _Wish(
             action=best.action,
             reason=best.message,
@@ -168,17 +173,14 @@ class HaltController:
             step=best.step,
             finding_ids=tuple(finding.finding_id for finding in asking if finding.action <= best.action),
         )
-        if self.open:
+        if self._occupied_for(wish.action):
             self._wait_with(wish)
-        elif self._allowed():
+        elif wish.action in EVIDENCE or self._budget.allows():
             self._make(wish)
 
-    def _allowed(self) -> bool:
-        if self._rule_requests >= self._config.max_requests:
-            return False
-        if self._last_rule_ns is None:
-            return True
-        return self._clock.wall_ns() - self._last_rule_ns >= self._config.cooldown_seconds * 1e9
+    def _occupied_for(self, action: Action) -> bool:
+        """Tell whether a request under way must end first; evidence gives way to what saves or stops the run."""
+        return self.open and not (self.status.action in EVIDENCE and action not in EVIDENCE)
 
     def request(self, action: Action, reason: str, requested_by: str = "user") -> int:
         """Ask for `action` on behalf of a person and give the request's id.
@@ -187,15 +189,18 @@ class HaltController:
         weaker one has ended. Raises `HaltRefused` for an action that no trainer can carry out, `SegmentError` when
         the control file cannot be written.
         """
-        if action < Action.CHECKPOINT:
-            raise HaltRefused(f"the trainer cannot be asked for {action.name.lower()}: ask for checkpoint or halt")
+        if action < Action.CAPTURE:
+            raise HaltRefused(f"a run cannot be asked for {action.name.lower()}: ask for checkpoint, halt or evidence")
         if self.halted:
             raise HaltRefused(f"the run has already been halted at step {self.status.step}; start it again to go on")
         wish = _Wish(action=action, reason=reason, requested_by=requested_by, by_rule=False)
-        if not self.open:
+        if action is Action.STACKS or not self._occupied_for(action):
             return self._make(wish)
-        if action <= self.status.action:
+        if action == self.status.action or (action < self.status.action and action not in EVIDENCE):
             return self.status.request_id
+        if action in EVIDENCE:
+            under_way = self.status.action.name.lower().replace("_", "-")
+            raise HaltRefused(f"request {self.status.request_id} ({under_way}) is under way; ask again when it is done")
         self._wait_with(wish)
         return self._last_id + 1
 
@@ -208,12 +213,13 @@ class HaltController:
         now = self._clock.wall_ns()
         self._served.update(wish.finding_ids)
         if wish.by_rule:
-            self._rule_requests += 1
-            self._last_rule_ns = now
+            (self._evidence_budget if wish.action in EVIDENCE else self._budget).take()
             if self._config.dry_run:
                 self._say_dry(wish, now)
                 return 0
         request_id = self._last_id + 1
+        if wish.action is Action.STACKS:
+            return self._take_stacks_now(wish, request_id, now)
         word = ControlWord(
             request_id=request_id,
             action=wish.action,
@@ -239,6 +245,28 @@ class HaltController:
             pinned_checkpoint=self.status.pinned_checkpoint,
         )
         self._note(wish, request_id, now)
+        return request_id
+
+    def _take_stacks_now(self, wish: _Wish, request_id: int, now: int) -> int:
+        """Take the stacks of all ranks of this node: no rank needs to be able to answer."""
+        if self._take_stacks is None:
+            raise HaltRefused("no sidecar watches this run: stacks are taken by the sidecar; start `grpo-sentinel run`")
+        path = self._take_stacks([status.identity for status in self._ranks.values()], wish.reason)
+        self._note(wish, request_id, now)
+        if self.open:
+            return self.status.request_id  # the request under way keeps the status
+        self._last_id = request_id
+        self.status = HaltStatus(
+            request_id=request_id,
+            state=HaltState.DONE,
+            action=wish.action,
+            reason=wish.reason,
+            requested_by=wish.requested_by,
+            detail=path,
+            requested_wall_ns=now,
+            updated_wall_ns=now,
+            pinned_checkpoint=self.status.pinned_checkpoint,
+        )
         return request_id
 
     def _note(self, wish: _Wish, request_id: int, now: int) -> None:
@@ -284,6 +312,7 @@ class HaltController:
 
     def poll(self, ranks: Mapping[int, RankStatus]) -> HaltStatus:
         """Follow the request under way, escalate when it is overdue, start what waited; gives the status."""
+        self._ranks = ranks
         self._begin_anew(ranks)
         if not self.open:
             self._adopt(ranks)
@@ -303,7 +332,11 @@ class HaltController:
         if found.state in (HaltState.VOTED, HaltState.CHECKPOINTING) and not self._acted_ns:
             self._acted_ns = found.wall_ns or now
         state, detail = found.state, found.detail
-        if state not in TERMINAL:
+        if state not in TERMINAL and self.status.action in EVIDENCE:
+            waited_s = (now - self.status.requested_wall_ns) / 1e9
+            if waited_s >= self._config.acknowledge_seconds:
+                state, detail = HaltState.FAILED, f"not taken within {self._config.acknowledge_seconds:g} s"
+        elif state not in TERMINAL:
             self._escalate(now, ranks)
             if self._escalation.exhausted and self._escalation.waited_s(now) >= _GIVE_UP_SECONDS:
                 state = HaltState.FAILED
@@ -313,7 +346,7 @@ class HaltController:
             detail = found.detail
         if (state, found.step, detail) != (self.status.state, self.status.step, self.status.detail):
             self.status = replace(self.status, state=state, step=found.step, detail=detail, updated_wall_ns=now)
-        if state is HaltState.FAILED:
+        if state is HaltState.FAILED and self.status.action not in EVIDENCE:
             self._served.clear()  # what still fires may ask again, after the cooldown and within the budget
 
     def _escalate(self, now: int, ranks: Mapping[int, RankStatus]) -> None:

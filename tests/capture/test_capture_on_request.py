@@ -129,3 +129,10 @@ def test_random_states_come_back_as_they_were(numpy_too):
     assert draw() != first
     rng.restore(saved)
     assert draw() == first
+
+
+def test_an_agent_that_does_not_capture_says_so_at_once(loop):
+    run = loop(capture="off")
+    run.ask(1, "CAPTURE")
+    run.step(1)
+    assert (run.acks().state, run.acks().detail) == (HaltState.FAILED, "capturing is off (agent.capture)")

@@ -84,7 +84,12 @@ class Capture:
     def before_clipping(self) -> None:
         """Take gradients as they are before clipping spreads the NaN over all of them: where that costs no waiting."""
         pack = self._agent.observer.gradient_pack
-        if pack is None or self._agent.core.scaled or not (pack.norm.device.type == "cpu" or self.recent.armed):
+        if (
+            pack is None
+            or pack.norm is None
+            or self._agent.core.scaled
+            or not (pack.norm.device.type == "cpu" or self.recent.armed)
+        ):
             return
         if not math.isfinite(float(pack.norm)):
             self._fault("gradient")

@@ -196,9 +196,9 @@ def _differences(outcome: Outcome, tolerance: float) -> list[str]:
     for micro, (then, now) in enumerate(zip(outcome.losses_then, outcome.losses, strict=False)):
         if not _close(then, now, tolerance):
             found.append(f"loss of micro-batch {micro}: then {then:g}, now {now:g}")
+    before, after = set(outcome.nonfinite_then), set(outcome.nonfinite)
     if sorted(outcome.nonfinite_then) != sorted(outcome.nonfinite[: max(64, len(outcome.nonfinite_then))]):
-        then, now = set(outcome.nonfinite_then), set(outcome.nonfinite)
-        lost, new = sorted(then - now), sorted(now - then)
+        lost, new = sorted(before - after), sorted(after - before)
         text = [f"{len(lost)} no longer non-finite, as {lost[0]}"] if lost else []
         text += [f"{len(new)} non-finite that were not, as {new[0]}"] if new else []
         found.append(f"gradients: {', '.join(text)}")

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -100,12 +101,12 @@ class AnomalyTrace(TorchDispatchMode):  # type: ignore[misc]
 
 def _is_ours() -> bool:
     """Tell whether a probe of the agent made this operation."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if _AGENT in name and not name.endswith("trace.py") and not name.endswith("rerun.py"):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
