@@ -88,7 +88,7 @@ class Capture:
             pack is None
             or pack.norm is None
             or self._agent.core.scaled
-            or not (pack.norm.device.type == "cpu" or self.recent.armed)
+            or (self._agent.observer.must_wait and not self.recent.armed)
         ):
             return
         if not math.isfinite(float(pack.norm)):
