@@ -22,7 +22,7 @@ from typing import get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from grpo_sentinel.catalog import EVENTS, LAYERS, SIGNALS
+from grpo_sentinel.catalog import COSTS, EVENTS, LAYERS, SIGNALS, origin_of, split_name
 from grpo_sentinel.config import Config, RuleOverride
 from grpo_sentinel.records import Action
 from grpo_sentinel.rules import Rule, load_rules
@@ -64,17 +64,32 @@ def signals_markdown() -> str:
         "does not give is absent, never zero."
     ), "", "How ranks merge:", ""]
     lines += [f"- `{name}`: {text}" for name, text in MERGES.items()]
+    lines += ["", "What a signal costs the trainer:", "", *(f"- `{name}`: {text}" for name, text in COSTS.items())]
+    readers = _readers()
     for layer in LAYERS:
         rows = [signal for signal in SIGNALS.values() if signal.layer == layer]
-        lines += ["", f"## {layer}", "", LAYER_TEXT[layer], "", "| signal | unit | kind | ranks | what it is |",
-                  "| --- | --- | --- | --- | --- |"]
+        lines += ["", f"## {layer}", "", LAYER_TEXT[layer], "",
+                  "| signal | unit | kind | ranks | what it is | read from | cost | rules |",
+                  "| --- | --- | --- | --- | --- | --- | --- | --- |"]
         for signal in rows:
             shown = f"{signal.name}[{signal.dimension}]" if signal.dimension else signal.name
             text = signal.help.replace("|", "\\|")
-            lines.append(f"| `{shown}` | {signal.unit or '-'} | {signal.kind} | {signal.merge} | {text} |")
+            source, cost = origin_of(signal.name)
+            rules = ", ".join(f"`{rule}`" for rule in readers.get(signal.name, ())) or "-"
+            cells = (f"`{shown}`", signal.unit or "-", signal.kind, signal.merge, text, source, cost, rules)
+            lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Events", "", "What is not a number:", "", "| event | what it is |", "| --- | --- |"]
     lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in EVENTS.items()]
     return "\n".join(lines) + "\n"
+
+
+def _readers() -> dict[str, list[str]]:
+    """Name the rules that read each signal."""
+    out: dict[str, list[str]] = {}
+    for rule in load_rules():
+        for base in dict.fromkeys(split_name(name)[0] for name in rule.signals):
+            out.setdefault(base, []).append(rule.name)
+    return out
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------

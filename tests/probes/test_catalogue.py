@@ -9,9 +9,10 @@ import torch
 
 from grpo_sentinel import catalog
 from grpo_sentinel.agent.probes import data, gradient, policy, reward
-from grpo_sentinel.agent.probes.groups import observe_groups
+from grpo_sentinel.agent.probes.groups import observe_groups, shared_over_ranks
+from grpo_sentinel.agent.probes.live_tensors import LiveTensors
 from grpo_sentinel.agent.probes.local_watch import LocalWatch
-from grpo_sentinel.agent.probes.memory import MemoryProbe, parse_cuda
+from grpo_sentinel.agent.probes.memory import MemoryProbe, outside_allocator, parse_cuda
 from grpo_sentinel.agent.probes.optimizer import OptimizerProbe
 
 from .helpers import harvest
@@ -24,7 +25,7 @@ from .test_reward import Head
 pytestmark = pytest.mark.torch
 LAYERS = ("data", "reward", "policy", "gradient", "optimizer", "memory")
 BY_THE_AGENT = {"optimizer.skipped_updates"}  # counted where updates are stopped
-NEEDS_CUDA = {"memory.cuda_free_bytes", "memory.cuda_total_bytes"}
+BY_THE_INTEGRATION = {"data.sample_age_steps", "policy.kl_reported_nats"}  # see tests/integrations
 NEEDS_A_CGROUP = {"memory.cgroup_used_bytes", "memory.cgroup_limit_bytes"}  # tested with files of both versions
 NEEDS_A_LIMIT = {"memory.open_files_limit"}
 
@@ -38,6 +39,7 @@ def everything():
     found = [
         harvest(data.observe(**data_batch(), **tokens, **limits)).values,
         observe_groups(["a", "a"], ["b", "c"], group_size=2),
+        shared_over_ranks([("a", "b"), ("a", "c")], rows=1, rank=0),
         harvest(
             reward.observe(rewards, ["f", "g"], group_size=2, completion_lengths_B=[1, 2, 3, 4], history=reward.History())
         ).values,
@@ -45,7 +47,10 @@ def everything():
         harvest(
             policy.observe(**b, loss=1.0, beta=0.1, vocab_size=9, on_policy=False, group_size=2, scale_rewards="group")
         ).values,
+        harvest(reward.observe(torch.tensor([0.0, 1.0, 1.0, 1.0]), ["f"], group_size=2)).values,
         MemoryProbe().observe(),
+        outside_allocator({"memory.cuda_reserved_bytes": 1.0}, 3, 8),
+        LiveTensors().observe()[0],
     ]
     meter = reward.CallMeter()
     with meter.measure("f"):
@@ -73,8 +78,17 @@ def test_every_signal_of_a_probe_is_in_the_catalogue_and_every_one_of_the_catalo
     bases = {catalog.split_name(name)[0] for name in found}
     assert bases - set(catalog.SIGNALS) == set()
     promised = {name for name, signal in catalog.SIGNALS.items() if signal.layer in LAYERS}
-    missing = promised - bases - BY_THE_AGENT - NEEDS_CUDA - NEEDS_A_CGROUP - NEEDS_A_LIMIT
+    missing = promised - bases - BY_THE_AGENT - BY_THE_INTEGRATION - NEEDS_A_CGROUP - NEEDS_A_LIMIT
     assert missing == set()
+
+
+def test_every_signal_says_where_it_is_read_from_and_what_it_costs():
+    for name in catalog.SIGNALS:
+        source, cost = catalog.origin_of(name)
+        assert source, name
+        assert set(cost.split(", ")) <= set(catalog.COSTS), name
+    unused = [start for start in catalog.ORIGINS if not any(name.startswith(start) for name in catalog.SIGNALS)]
+    assert unused == []
 
 
 def test_values_are_python_floats_that_keep_to_their_units():
