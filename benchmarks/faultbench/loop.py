@@ -76,6 +76,7 @@ class Loop:
             [p for p in self.policy.parameters() if p.requires_grad], lr=config.learning_rate,
             weight_decay=config.weight_decay, betas=(0.9, 0.99),
         )  # fmt: skip
+        self.optimizer.register_step_post_hook(lambda *a: self.sites.pass_through("updated", self.optimizer) and None)
         self.schedule_factor = self._factor
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: self.schedule_factor(done))
         self.rollout_policy: Any = self.policy  # the rollout engine's weights: synchronised after every update
@@ -164,7 +165,6 @@ class Loop:
         self.agent.observe_gradients(norm, clip_limit=self.config.max_grad_norm)
         self.sites.pass_through("update", self.optimizer)
         self.update()
-        self.sites.pass_through("updated", self.optimizer)
         self.tell(step, loss, norm)
         verdict = self.agent.end_step(step)
         self.scheduler.step()

@@ -51,8 +51,10 @@ class Going:
 class Runner:
     """Runs jobs, up to `parallel` at a time."""
 
-    def __init__(self, out: Path, sidecar: Sidecar, *, parallel: int = 2, tell: Callable[[str], None] = print) -> None:
-        self.out, self.sidecar, self.parallel, self.tell = out, sidecar, parallel, tell
+    def __init__(
+        self, out: Path, sidecar: Sidecar, *, parallel: int = 2, tell: Callable[[str], None] = print, rules: str = ""
+    ) -> None:
+        self.out, self.sidecar, self.parallel, self.tell, self.rules = out, sidecar, parallel, tell, rules
         self.assets = out / "assets" / "loop.pt"
 
     def result_file(self, job: Job) -> Path:
@@ -62,6 +64,13 @@ class Runner:
         """Make every job whose result is not stored yet, until `deadline` (monotonic); tells how many were made."""
         todo = [job for job in jobs if not self.result_file(job).is_file()]
         going: list[Going] = []
+        try:
+            return self._work_off(todo, going, deadline)
+        finally:
+            for one in going:
+                one.ranks.end()
+
+    def _work_off(self, todo: list[Job], going: list[Going], deadline: float) -> int:
         done = 0
         while todo or going:
             while todo and len(going) < self.parallel and time.monotonic() < deadline:
@@ -119,7 +128,7 @@ class Runner:
         job = one.job
         result = {
             "key": job.key, "mechanism": job.mechanism.name, "trainer": job.trainer, "seed": job.seed, "mode": job.mode,
-            "run_id": one.run_id, "codes": {str(rank): code for rank, code in sorted(one.ranks.codes.items())},
+            "rules": self.rules, "run_id": one.run_id, "codes": {str(rank): code for rank, code in sorted(one.ranks.codes.items())},
             "seconds": round(time.monotonic() - one.ranks.started, 1), "fault": _fault_facts(one.folder),
             "last_step": _last_step(one.folder), "history_step": self.sidecar.last_step(one.run_id), "findings": findings,
             "requests": self.sidecar.requests(one.run_id), "checkpoints": checkpoints(one.folder),

@@ -22,10 +22,20 @@ ROWS: tuple[Mechanism, ...] = (
     *mechanisms_memory.ROWS,
 )
 MECHANISMS: dict[str, Mechanism] = {row.name: row for row in ROWS}
-TWIN = Mechanism(
-    name="healthy_twin", layer="", what="no fault, same seed and trainer", inject=lambda fault: None, roots=(),
-    trainers=(LOOP1, LOOP2, TRL1, TRL2), start=EVER, steps=160,
-)  # fmt: skip
+
+
+def twin(row: Mechanism, trainer: str) -> Mechanism:
+    """The run of the same trainer and configuration without a fault; rows of equal settings share it."""
+    own = {} if row.name == "bf16_swallows_updates" else {name: row.config[name] for name in sorted(row.config)}
+    suffix = "".join(f"-{name}{value}" for name, value in own.items())
+    alike = [other for other in ROWS if trainer in other.trainers and (other.config == row.config or not own)]
+    longest = max((other.steps for other in alike), default=80)
+    return Mechanism(
+        name=f"healthy_twin{suffix}", layer="", what="no fault", inject=lambda fault: None, roots=(), trainers=(trainer,),
+        start=EVER, steps=longest, config=own, timeout=300,
+    )  # fmt: skip
+
+
 WORLDS = {LOOP1: 1, LOOP2: 2, TRL1: 1, TRL2: 2}
 
 

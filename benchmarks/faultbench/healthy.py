@@ -1,0 +1,68 @@
+"""Healthy runs: real ones in several configurations, and synthetic series through the same engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faultbench.fault import EVER, LOOP1, LOOP2, TRL1, TRL2, Mechanism
+from benchmarks.faultbench.runs import Job
+
+SOURCES = ("gaussian", "student", "drifting", "seasonal")
+_GENTLE = {"learning_rate": 2e-5, "save_every": 100}
+CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "beta_zero": (LOOP1, {**_GENTLE, "beta": 0.0}),
+    "beta_0.04": (LOOP1, {**_GENTLE, "beta": 0.04}),
+    "three_iterations": (LOOP1, {**_GENTLE, "iterations": 3}),
+    "lora": (LOOP1, {**_GENTLE, "lora": True, "learning_rate": 1e-4}),
+    "long_warmup_and_decay": (LOOP1, {**_GENTLE, "warmup": 200, "decay_to_zero": True}),
+    "dr_grpo_unscaled": (LOOP1, {**_GENTLE, "scale_rewards": "none"}),
+    "two_ranks": (LOOP2, {**_GENTLE}),
+    "learns_fast": (LOOP1, {**_GENTLE, "learning_rate": 3e-4, "warmup": 20}),
+    "trl": (TRL1, {"learning_rate": 5e-6, "save_every": 100}),
+    "trl_beta": (TRL1, {"learning_rate": 5e-6, "save_every": 100, "beta": 0.04}),
+    "trl_two_iterations": (TRL1, {"learning_rate": 5e-6, "save_every": 100, "iterations": 2}),
+    "trl_lora": (TRL1, {"learning_rate": 5e-5, "save_every": 100, "lora": True}),
+    "trl_two_ranks": (TRL2, {"learning_rate": 5e-6, "save_every": 100}),
+}
+
+
+def jobs(trainers: Sequence[str], steps: int, only: str = "") -> Iterator[Job]:
+    """Give the real healthy runs of `steps` optimizer steps each."""
+    wanted = [name for name in only.split(",") if name]
+    for name, (kind, config) in CONFIGURATIONS.items():
+        if kind in trainers and (not wanted or name in wanted):
+            row = Mechanism(
+                name=f"healthy-{name}", layer="", what="healthy", inject=lambda fault: None, roots=(), trainers=(kind,),
+                start=EVER, steps=steps, config={**config, "steps": steps}, timeout=steps * 2.0 + 120,
+            )  # fmt: skip
+            yield Job(mechanism=row, trainer=kind, seed=7)
+
+
+def synthetic(out: Path, steps: int, rules: str) -> None:
+    """Play synthetic healthy series through all rules, one rank, and store the findings by severity."""
+    from benchmarks import healthy as series
+    from grpo_sentinel.records import FindingState
+    from grpo_sentinel.rules import Engine, load_rules
+
+    for source in SOURCES:
+        place = out / "results" / f"synthetic-{source}.json"
+        if place.is_file() and json.loads(place.read_text())["steps"] >= steps:
+            continue
+        engine = Engine(load_rules(), run_id=source)
+        found: Counter[str] = Counter()
+        told: list[str] = []
+        started = time.process_time()
+        for frame in series.run(source, steps):
+            for finding in engine.frame(frame):
+                if finding.state is FindingState.FIRING and finding.finding_id not in told:
+                    told.append(finding.finding_id)
+                    found[f"{finding.severity.name.lower()} {finding.rule}"] += 1
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps({
+            "source": source, "steps": steps, "rules": rules, "found": dict(found), "cpu_seconds": round(time.process_time() - started, 1),
+        }, indent=1))  # fmt: skip
