@@ -99,12 +99,17 @@ def collectors(
     """Build the readers of devices and host that are switched on."""
     made: list[Waiting] = []
     if config.collectors.host.enabled:
-        existing = [path for path in paths if path.exists()]
+        existing = [_nearest(path) for path in paths]  # the state directory may be made only later
         ring = next((root for root in roots if root.is_dir()), None)
         made.append(HostCollector(config.collectors.host, existing, clock, ring=ring, ranks=ranks))
     if config.collectors.nvml.enabled:
         made.append(NvmlCollector(config.collectors.nvml, clock))
     return made
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists: on the same file system once it is made."""
+    return next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
 
 
 def incidents(

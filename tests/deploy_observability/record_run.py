@@ -30,6 +30,7 @@ GPU = {
     "clock_events": 4, "ecc_corrected": 3, "ecc_uncorrected": 0, "remap_pending": 0, "remap_failed": 0,
     "pcie_replays": 2, "slices": 0,
 }  # fmt: skip
+STATE = "/var/lib/grpo-sentinel"
 STEPS, SCRAPES, FAULT = "320", 400, "reward_constant:step=160,until=230"
 
 
@@ -66,6 +67,7 @@ def main() -> int:
                 with urllib.request.urlopen(request, timeout=5) as answer:
                     text = answer.read().decode()
                 if "grpo_sentinel_rank_step{" in text:
+                    text = text.replace(str(folder / "state"), STATE).replace(str(folder), STATE)
                     scrapes.append((time.time(), text))
             except OSError:
                 pass
