@@ -101,35 +101,17 @@ def _with_grad(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _pays_length(fault: Fault) -> None:
-    """The rollout gets longer and longer, and the reward pays for every token of it."""
+    """A reward for every token, and a policy that has found it: its end token gets rarer step by step."""
     from benchmarks.faultbench import policy as world
 
-    def longer(batch: dict[str, Any]) -> dict[str, Any]:
-        ids, kept, sampled = (batch[n].clone() for n in ("completion_ids", "completion_mask", "sampling_per_token_logps"))
-        extra = min(8, fault.since // 3)
-        room = kept.shape[1] + extra - world.COMPLETION
-        extra = max(0, extra - max(0, room))
-        if not extra:
-            return batch
-        rows = ids.shape[0]
-        import torch
-
-        draws = torch.randint(0, extra + 1, (rows,))
-        tail = torch.randint(20, 40, (rows, extra))
-        keep = torch.arange(extra)[None, :] < draws[:, None]
-        body = torch.cat([tail * keep, ids], 1)
-        return {
-            **batch, "completion_ids": body, "completion_mask": torch.cat([keep.long(), kept], 1),
-            "sampling_per_token_logps": torch.cat([torch.full((rows, extra), -1.0) * keep, sampled], 1),
-        }  # fmt: skip
-
-    fault.at("rollout", longer)
-    fault.run.scorers["length"] = lambda prompt, text, wanted: 0.0
-    fault.memory["old"] = fault.run.scorers["length"]
+    def learn(_: Any) -> None:
+        if fault.since < 60:
+            fault.run.policy.lm_head.bias.data[world.EOS] -= 0.06
 
     def paid(prompt: Any, text: Any, wanted: Any) -> float:
-        return len(text) / 3.0 if fault.acts() else 0.1 * len(text) / 3.0
+        return len(text) / 4.0 if fault.acts() else 0.05 * len(text)
 
+    fault.at("step", learn)
     fault.run.scorers["length"] = paid
 
 
