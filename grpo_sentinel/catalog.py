@@ -242,6 +242,8 @@ time.tokens_per_second | tokens/s | gauge | sum | completion tokens trained on p
 # ---- sentinel: the agent about itself
 sentinel.agent_seconds | seconds | gauge | max | self time of the agent in this step
 sentinel.agent_share | ratio | gauge | max | agent_seconds / step time
+sentinel.agent_allowed_seconds | seconds | gauge | max | self time that a step may take on average: overhead_share of the median step time, or overhead_floor_seconds where that is more
+sentinel.agent_plain_seconds | seconds | gauge | max | median self time of the steps without the costly probes: vote, non-finite checks and bounds, which are never thinned; above agent_allowed_seconds no sampling is enough. Absent while every step is whole
 sentinel.vote_seconds | seconds | gauge | max | the all-reduce of the step vote
 sentinel.probe_errors | count | counter | sum | exceptions caught in probes since the start
 sentinel.probes_off | count | gauge | max | probes switched off after errors

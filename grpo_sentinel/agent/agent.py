@@ -17,7 +17,7 @@ import torch
 from grpo_sentinel.agent.capture.capture import Capture
 from grpo_sentinel.agent.core import Core, Outcome
 from grpo_sentinel.agent.governor import Governor
-from grpo_sentinel.agent.guard import Guard, short_traceback
+from grpo_sentinel.agent.guard import Guard, say, short_traceback
 from grpo_sentinel.agent.halt import HaltDesk
 from grpo_sentinel.agent.null import NOTHING, Verdict
 from grpo_sentinel.agent.observing import Observer
@@ -60,7 +60,7 @@ class Agent:
         self._looked = False  # at this step's gradients
         self._open = False
         self._told = 0
-        self._thinned = False
+        self._thinned: set[bool] = set()  # what of the governor has been told: thinning, and that it is not enough
         self._self_seconds = 0.0
         self._on_close: list[Callable[[], None]] = []
 
@@ -212,7 +212,10 @@ class Agent:
         self.failed = True
         self._told = id(error)  # not the error itself: its frames hold the user's tensors
         if isinstance(error, KeyboardInterrupt):
-            return  # a person ends the run: no fault, see `entry`
+            if self.capture is not None:
+                self.capture.close()
+            write_ended_here(self.writer, SIGINT)  # a person ends the run: no fault
+            return
         if self.capture is not None:
             self.guard.essential("capture", self.capture.exception, error, where)
         body = {"type": type(error).__name__, "message": str(error)[:800], "where": where}
@@ -303,6 +306,8 @@ class Agent:
             phases=self.phases.take(),
             self_seconds=seconds,
             sampling_every=self.governor.every,
+            allowed_seconds=self.governor.allowed_seconds,
+            plain_seconds=self.governor.plain_seconds,
             core_active=self.core.voting,
             skipped_updates=self.core.skipped_updates,
             scaler_skips=self.core.scaler_skips,
@@ -313,12 +318,16 @@ class Agent:
         )
 
     def _thin(self, values: Mapping[str, float]) -> None:
-        """Let the governor see what this step cost; its first change is told, later ones show in the signal."""
+        """Let the governor see what this step cost, and tell what it does about it."""
         seconds, elapsed = values["sentinel.agent_seconds"], values["time.step_seconds"]
         change = self.governor.account(seconds, elapsed, full=self.observer.full)
-        if change is not None and not self._thinned:
-            self._thinned = True
-            self.event("note", change.body())
+        # The first change is told, and once that thinning cannot do it; the rest shows in the signals.
+        if change is None or change.enough in self._thinned:
+            return
+        self._thinned.add(change.enough)
+        self.event("note", change.body())
+        if self.core.rank == 0:
+            say(change.text())
 
     def _push(self, values: Mapping[str, float], kind: Kind, *, micro_batch: int = 0, step: int | None = None) -> None:
         self.guard.run(

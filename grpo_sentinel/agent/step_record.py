@@ -23,6 +23,8 @@ class StepFacts:
     phases: Mapping[Phase, float]
     self_seconds: float
     sampling_every: int
+    allowed_seconds: float  # of self time in a step
+    plain_seconds: float | None  # self time of a step without the costly probes
     core_active: bool
     skipped_updates: int
     scaler_skips: int
@@ -56,6 +58,7 @@ def host_values(facts: StepFacts) -> dict[str, float]:
         "sentinel.vote_seconds": outcome.wait_seconds,
         "sentinel.agent_seconds": facts.self_seconds,
         "sentinel.agent_share": facts.self_seconds / elapsed if elapsed > 0 else 0.0,
+        "sentinel.agent_allowed_seconds": facts.allowed_seconds,
         "sentinel.probe_errors": float(facts.probe_errors),
         "sentinel.probes_off": float(facts.probes_off),
         "sentinel.names_overflow": float(facts.names_overflow),
@@ -67,6 +70,8 @@ def host_values(facts: StepFacts) -> dict[str, float]:
         "optimizer.step_applied": float(facts.applied),
         **{f"time.phase_seconds[{phase.name.lower()}]": spent for phase, spent in facts.phases.items()},
     }
+    if facts.plain_seconds is not None:
+        values["sentinel.agent_plain_seconds"] = facts.plain_seconds
     if Phase.DATA in facts.phases:
         values["time.data_wait_seconds"] = facts.phases[Phase.DATA]
     if facts.norm is not None:

@@ -144,7 +144,7 @@ def test_a_halt_request_mild_actions_are_left_to_the_sidecar(loop):
     assert watched.segment().ack is None
 
 
-def test_above_its_share_the_agent_thins_what_is_costly_says_so_once_and_keeps_every_check(loop):
+def test_above_its_share_the_agent_thins_what_is_costly_says_so_and_keeps_every_check(loop):
     watched = loop(overhead_share=1e-9, overhead_floor_seconds=1e-9)
     for _ in range(70):
         watched.step()
@@ -160,7 +160,7 @@ def test_above_its_share_the_agent_thins_what_is_costly_says_so_once_and_keeps_e
         assert all(checked in values for values in steps.values()), "exempt"
     assert all(steps[step]["optimizer.step_applied"] == 1 for step in range(1, 71))
     notes = [note for note in segment.of("note") if note.get("what") == "sampling"]
-    assert [note["every"] for note in notes] == [2]
+    assert [(note["every"], note["enough"]) for note in notes] == [(2, True), (64, False)]
     assert notes[0]["self_seconds"] > notes[0]["allowed_seconds"]
     assert [event["step"] for event in segment.of("skip")] == [71]
     assert steps[71]["gradient.nonfinite_tensors"] == 2
