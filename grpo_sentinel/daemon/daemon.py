@@ -26,6 +26,7 @@ from grpo_sentinel.daemon import parts
 from grpo_sentinel.daemon.background import Background
 from grpo_sentinel.daemon.claim import Claim, DaemonNote
 from grpo_sentinel.daemon.health import Health
+from grpo_sentinel.daemon.incident_views import IncidentViews
 from grpo_sentinel.daemon.pins import Pins
 from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories, state_dir
 from grpo_sentinel.daemon.resume import begun, resume
@@ -134,6 +135,7 @@ class Daemon:
             act=self.request,
             act_token=self.act_token,
             alerts=parts.alerts(self._config, self.request),
+            incidents=IncidentViews(self._incidents.root) if self._config.incidents.enabled else None,
             hosts=self._config.http.allowed_hosts,
             metrics=self._sinks.metrics.render if self._sinks.metrics is not None else None,
             history=partial(HistoryReader, history) if history is not None else None,

@@ -6,6 +6,8 @@ GET  /api/v1/status       one run in full                  GET  /api/v1/stream  
 GET  /api/v1/findings     firing, or ?all=1 every change   GET  /api/v1/runs       runs of the history
 GET  /api/v1/series       one signal of one rank           GET  /api/v1/signals    names that it can be asked for
 GET  /api/v1/events       what is not a number             GET  /api/v1/history    requests, last state
+GET  /api/v1/heat         ranks against their median       GET  /api/v1/incidents  incidents of a run
+GET  /api/v1/incident     one incident in full
 POST /api/v1/requests     {"action", "reason", "run_id"} with the act token
 POST /api/alertmanager    alerts that ask for a checkpoint or a halt, see `alertmanager_hook`
 """
@@ -23,7 +25,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from grpo_sentinel.errors import HistoryError, SentinelError
@@ -31,7 +33,9 @@ from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.records import Action, Mode
 from grpo_sentinel.web import alertmanager_hook
+from grpo_sentinel.web.answers import Refused, Strict, integer
 from grpo_sentinel.web.bodies import pick, status_body
+from grpo_sentinel.web.explore import Explore
 from grpo_sentinel.web.guard import Guard
 from grpo_sentinel.web.state import WebState
 from grpo_sentinel.web.stream import Stream
@@ -44,24 +48,9 @@ MAX_POINTS = 5000
 MAX_EVENTS = 500
 
 
-class Refused(SentinelError):
-    """A request that cannot be answered: HTTP status and one sentence."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-class Strict(JSONResponse):
-    """JSON without NaN; see `web.bodies`."""
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
-
-
 def build_app(state: WebState) -> Starlette:
     """Make the ASGI application; setting `app.state.stopping` ends the streams."""
-    api, stopping = Api(state), threading.Event()
+    api, explore, stopping = Api(state), Explore(state), threading.Event()
     files = _static_files()
 
     def static(request: Request) -> Response:
@@ -79,7 +68,10 @@ def build_app(state: WebState) -> Starlette:
         Route("/api/v1/status", api.status),
         Route("/api/v1/findings", api.findings),
         Route("/api/v1/series", api.series),
-        Route("/api/v1/signals", api.signals),
+        Route("/api/v1/signals", explore.signals),
+        Route("/api/v1/heat", explore.heat),
+        Route("/api/v1/incidents", explore.incidents),
+        Route("/api/v1/incident", explore.incident),
         Route("/api/v1/runs", api.runs),
         Route("/api/v1/events", api.events),
         Route("/api/v1/history", api.history),
@@ -133,19 +125,15 @@ class Api:
         if not signal:
             raise Refused(400, "signal is missing; give one of /api/v1/signals")
         mode = Mode.EVALUATION if request.query_params.get("mode") == "evaluation" else Mode.TRAIN
-        rank = _integer(request, "rank", 0, 0, 2**31)
+        rank = integer(request, "rank", 0, 0, 2**31)
         window = {
-            "max_points": _integer(request, "max_points", 1000, 1, MAX_POINTS),
-            "since_step": _integer(request, "since", 0, 0, 2**62),
-            "until_step": _integer(request, "until", 2**62, 0, 2**62),
+            "max_points": integer(request, "max_points", 1000, 1, MAX_POINTS),
+            "since_step": integer(request, "since", 0, 0, 2**62),
+            "until_step": integer(request, "until", 2**62, 0, 2**62),
         }
         with self._open() as reader:
             series = reader.series(self._run_id(request), rank, signal, mode=mode, **window)
         return Strict(plain(series))
-
-    def signals(self, request: Request) -> Response:
-        with self._open() as reader:
-            return Strict({"signals": reader.signals(self._run_id(request))})
 
     def runs(self, _: Request) -> Response:
         with self._open() as reader:
@@ -184,19 +172,6 @@ class Api:
 
     def _run_id(self, request: Request) -> str:
         return request.query_params.get("run") or next(iter(self._state.snapshots()), "")
-
-
-def _integer(request: Request, name: str, default: int, low: int, high: int) -> int:
-    text = request.query_params.get(name)
-    if text in (None, ""):
-        return default
-    try:
-        value = int(str(text))
-    except ValueError:
-        raise Refused(400, f"{name}: expected a whole number, got {text!r}") from None
-    if not low <= value <= high:
-        raise Refused(400, f"{name}: expected {low} to {high}, got {value}")
-    return value
 
 
 async def _json_body(request: Request) -> dict[str, Any]:

@@ -6,7 +6,7 @@ is null. Times are nanoseconds since the epoch, as in the records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_sentinel.catalog import LAYERS, layer_of
@@ -30,6 +30,9 @@ KEY_SIGNALS = (
 )
 """What the page shows of every rank without being asked for more."""
 
+MOST_WITH_VALUES = 32
+"""With more ranks than this a summary names none of their values: it is sent twice a second. The heat map has them."""
+
 
 def status_body(snapshots: Mapping[str, Snapshot], run_id: str | None) -> dict[str, Any] | None:
     """Give one run in full and the names of all; None when there is no run of that name."""
@@ -46,21 +49,23 @@ def pick(snapshots: Mapping[str, Snapshot], run_id: str | None) -> Snapshot | No
     return next(iter(snapshots.values()), Snapshot())
 
 
-def summary_body(snapshots: Mapping[str, Snapshot], run_id: str | None) -> dict[str, Any]:
+def summary_body(snapshots: Mapping[str, Snapshot], run_id: str | None, problems: Sequence[str] = ()) -> dict[str, Any]:
     """Give what the page shows at a glance; small, because it is sent about every second."""
     snapshot = pick(snapshots, run_id) or Snapshot(run_id=run_id or "")
+    values = KEY_SIGNALS if len(snapshot.ranks) <= MOST_WITH_VALUES else ()
     return {
         "runs": list(snapshots),
         "run_id": snapshot.run_id,
         "node": snapshot.node,
         "wall_ns": snapshot.wall_ns,
         "layers": layers(snapshot),
-        "ranks": [_rank(status) for _, status in sorted(snapshot.ranks.items())],
+        "ranks": [_rank(status, values) for _, status in sorted(snapshot.ranks.items())],
         "findings": plain(snapshot.findings),
         "halt": plain(snapshot.halt),
         "samples": [plain(sample) for _, sample in sorted(snapshot.samples.items())],
         "abstaining": len(snapshot.abstaining),
         "notes": list(snapshot.notes),
+        "problems": list(problems),
         "health": plain(snapshot.health),
     }
 
@@ -82,7 +87,7 @@ def layers(snapshot: Snapshot) -> list[dict[str, Any]]:
     return out
 
 
-def _rank(status: RankStatus) -> dict[str, Any]:
+def _rank(status: RankStatus, names: Sequence[str]) -> dict[str, Any]:
     identity = status.identity
     return {
         "rank": identity.rank,
@@ -97,5 +102,5 @@ def _rank(status: RankStatus) -> dict[str, Any]:
         "closed_detail": status.closed_detail,
         "missed_records": status.missed_records,
         "bad_slots": status.bad_slots,
-        "values": {name: plain(status.values[name]) for name in KEY_SIGNALS if name in status.values},
+        "values": {name: plain(status.values[name]) for name in names if name in status.values},
     }

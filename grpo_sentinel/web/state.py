@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.records import Action
@@ -25,6 +26,18 @@ class AlertActions:
 
     only_say: bool = False
     """Ask nothing, say what would have been asked."""
+
+
+class Incidents(Protocol):
+    """The incidents that are kept, as plain data: `web` knows no bundle."""
+
+    def heads(self, run_id: str) -> Sequence[Mapping[str, Any]]:
+        """List the incidents of a run, the newest first: name, title, state, opened_wall_ns, onset_step, last_step."""
+        ...
+
+    def view(self, name: str) -> Mapping[str, Any] | None:
+        """Give one in full: facts, findings, the walk backwards, series to plot; None when there is none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +64,9 @@ class WebState:
 
     read_token: str | None = None
     """With one, the page's data and the API need it; /metrics, /healthz and the empty page stay open."""
+
+    incidents: Incidents | None = None
+    """None: incidents are not kept."""
 
     alerts: AlertActions | None = None
     """None: no alert of Alertmanager's is taken."""

@@ -69,7 +69,8 @@ class Stream:
         now = time.monotonic()
         made, text = self._encoded.get(run_id, (0.0, ""))
         if not text or now - made >= PERIOD_SECONDS:
-            text = json.dumps(summary_body(self._state.snapshots(), run_id), allow_nan=False, separators=(",", ":"))
+            body = summary_body(self._state.snapshots(), run_id, self._state.problems())
+            text = json.dumps(body, allow_nan=False, separators=(",", ":"))
             if len(self._encoded) >= MAX_READERS:
                 self._encoded.clear()
             self._encoded[run_id] = (now, text)

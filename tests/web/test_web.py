@@ -164,7 +164,9 @@ def test_series_signals_runs_events_and_requests_come_from_the_history(world):
     assert code == 200
     assert 10 < len(body["steps"]) <= 50
     assert max(body["high"]) == 200
-    assert world.json("/api/v1/signals")[1] == {"signals": ["policy.loss"]}
+    signals = world.json("/api/v1/signals")[1]
+    assert signals["signals"] == ["policy.loss"]
+    assert "local loss of the step" in signals["about"]["policy.loss"]["help"]
     assert [run["run_id"] for run in world.json("/api/v1/runs")[1]["runs"]] == [RUN]
     assert [one["kind"] for one in world.json("/api/v1/events?kind=skip")[1]["events"]] == ["skip"]
     assert world.json(f"/api/v1/history?run={RUN}")[1]["latest"]["ranks"]["0"]["values"] == {"policy.loss": 200.0}
@@ -295,7 +297,7 @@ def test_another_pages_origin_is_refused_and_the_own_is_taken(world):
 def test_with_a_read_token_only_metrics_health_and_the_empty_page_are_open(world):
     world.store(batch(record(1), events=(event(1, "sample", {"text": "secret prompt"}),)))
     world.serve(read_token=READ)
-    for path in ("/", "/static/page.js", "/metrics", "/healthz"):
+    for path in ("/", "/static/uplot.js", "/metrics", "/healthz"):
         assert world.ask(path)[0] == 200
     closed = ("status", "findings", "series?signal=policy.loss", "signals", "runs", "events", "history", "stream")
     for path in closed:
@@ -337,7 +339,7 @@ def test_no_answer_holds_a_token(world):
 
 def test_every_answer_carries_the_security_headers(world):
     world.serve()
-    for path in ("/", "/static/page.js", "/metrics", "/api/v1/status", "/nothing"):
+    for path in ("/", "/static/uplot.js", "/metrics", "/api/v1/status", "/nothing"):
         _, headers, _ = world.ask(path)
         assert headers["content-security-policy"].startswith("default-src 'self'")
         assert headers["x-content-type-options"] == "nosniff"
@@ -359,12 +361,11 @@ def test_the_page_asks_nobody_else_and_holds_no_inline_code(world):
 
 
 def test_what_the_trainer_says_can_only_become_text_on_the_page():
-    for file in resources.files("grpo_sentinel.web").joinpath("static").iterdir():
-        if file.name in ("page.js", "chart.js", "live.js"):
-            code = file.read_text()
-            assert not re.search(
-                r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc", code
-            )
+    files = [file for file in resources.files("grpo_sentinel.web").joinpath("static").iterdir() if file.name[-3:] == ".js"]
+    assert files
+    for file in files:
+        code = file.read_text()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc", code)
 
 
 def test_markup_from_the_trainer_stays_json_text_and_no_browser_takes_it_for_a_page(world):

@@ -1,0 +1,107 @@
+"""Endpoints for looking closer: the heat map of ranks, incidents, and the signals with what they mean.
+
+All are plain functions: the server runs them in threads, because they wait for the disk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from grpo_sentinel.catalog import signal_of, split_name
+from grpo_sentinel.history import HistoryReader
+from grpo_sentinel.history.codec import plain
+from grpo_sentinel.records import Mode
+from grpo_sentinel.web.answers import Refused, Strict, integer
+from grpo_sentinel.web.bodies import pick
+from grpo_sentinel.web.heat import Heat, by_signal, by_step
+from grpo_sentinel.web.state import WebState
+
+MOST_RANKS = 256
+MOST_COLUMNS = 240
+MOST_GROUPS = 16_384
+"""Groups of 64 steps that one map may read: 8 ranks over a week are 15,000. More ranks are shown over fewer steps."""
+
+_GROUP_STEPS = 64
+_END = 2**62
+
+
+class Explore:
+    """The endpoints."""
+
+    def __init__(self, state: WebState) -> None:
+        self._state = state
+
+    def heat(self, request: Request) -> Response:
+        """Give the heat map; `by=signal` of the newest values, `by=step` of one signal over steps."""
+        query = request.query_params
+        snapshot = pick(self._state.snapshots(), query.get("run"))
+        if snapshot is None:
+            raise Refused(404, f"run {query.get('run')!r} is not watched here")
+        ranks = sorted(snapshot.ranks)[:MOST_RANKS]
+        if query.get("by", "signal") == "signal":
+            return Strict(plain(by_signal({rank: snapshot.ranks[rank].values for rank in ranks})))
+        if query.get("by") != "step":
+            raise Refused(400, f"by: expected signal or step, got {query.get('by')!r}")
+        signal = query.get("signal", "")
+        if not signal:
+            raise Refused(400, "signal is missing; give one of /api/v1/signals")
+        columns = integer(request, "columns", 120, 2, MOST_COLUMNS)
+        since, until = integer(request, "since", 0, 0, _END), integer(request, "until", _END, 0, _END)
+        newest = max((status.last_step for status in snapshot.ranks.values()), default=0)
+        mode = Mode.EVALUATION if query.get("mode") == "evaluation" else Mode.TRAIN
+        with self._open() as reader:
+            heat = _over_steps(reader, snapshot.run_id, ranks, signal, (since, min(until, newest)), columns, mode)
+        return Strict(plain(heat))
+
+    def signals(self, request: Request) -> Response:
+        """List the signals that a run recorded, and what the catalogue says of them."""
+        with self._open() as reader:
+            names = reader.signals(request.query_params.get("run") or next(iter(self._state.snapshots()), ""))
+        known = {split_name(name)[0]: signal_of(name) for name in names}
+        about = {base: {"unit": one.unit, "help": one.help} for base, one in known.items() if one is not None}
+        return Strict({"signals": names, "about": about})
+
+    def incidents(self, request: Request) -> Response:
+        """List the incidents of a run, the newest first."""
+        if self._state.incidents is None:
+            raise Refused(503, "incidents are not kept here (incidents.enabled)")
+        run_id = request.query_params.get("run") or next(iter(self._state.snapshots()), "")
+        return Strict({"incidents": plain(self._state.incidents.heads(run_id))})
+
+    def incident(self, request: Request) -> Response:
+        """Give one incident in full; see `WebState.incidents`."""
+        if self._state.incidents is None:
+            raise Refused(503, "incidents are not kept here (incidents.enabled)")
+        name = request.query_params.get("name", "")
+        found: Any = self._state.incidents.view(name)
+        if found is None:
+            raise Refused(404, f"there is no incident {name!r}; /api/v1/incidents lists them")
+        return Strict(plain(found))
+
+    def _open(self) -> HistoryReader:
+        if self._state.history is None:
+            raise Refused(503, "the history is switched off (sinks.history.enabled)")
+        return self._state.history()
+
+
+def _over_steps(
+    reader: HistoryReader, run_id: str, ranks: list[int], signal: str, span: tuple[int, int], columns: int, mode: Mode
+) -> Heat:
+    """Read a bounded part of the history: as many of the newest steps of `span` as all ranks together may cost."""
+    since, until = span
+    most = max(columns, MOST_GROUPS // max(1, len(ranks)) * _GROUP_STEPS)
+    note = ""
+    if until - since >= most:
+        since = until - most + 1
+        note = f"the newest {most} steps; zoom in to see others"
+    lines = {
+        rank: reader.series(run_id, rank, signal, max_points=4 * columns, since_step=since, until_step=until, mode=mode)
+        for rank in ranks
+    }
+    return by_step(lines, columns, note)
+
+
+__all__ = ["MOST_GROUPS", "MOST_RANKS", "Explore"]
