@@ -32,6 +32,8 @@ from grpo_sentinel.agent.vitals import compare
 from grpo_sentinel.agent.writing import NoWriter, Writer
 from grpo_sentinel.records import Kind, Mode, Phase
 
+_BETWEEN_STEPS = (Phase.IDLE, Phase.CHECKPOINT, Phase.EVALUATION, Phase.FINISHED)
+
 
 class Agent:
     """Watches one training loop on one rank. Made by `attach()`; no method raises or synchronises for long."""
@@ -190,9 +192,9 @@ class Agent:
             self.leave(which)
 
     def enter(self, phase: Phase | None) -> None:
-        """Begin a phase."""
+        """Begin a phase; the first one of a step's own work begins the step, so that a death in it is told with it."""
         if phase is not None:
-            if not self.clock.running:
+            if not self.clock.running or phase not in _BETWEEN_STEPS:
                 self._begin()
             self.guard.run("phase", self.phases.enter, phase)
 
