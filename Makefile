@@ -99,7 +99,7 @@ bench: $(VENV)/.test
 
 # known faults in real training, scored; MECHANISMS= and SEEDS= choose, REPORT=1 only scores what is stored
 faultbench: $(VENV)/.test
-	$(PY) -m benchmarks.faultbench $(if $(REPORT),--report,--healthy 2000 --synthetic 50000) $(if $(MECHANISMS),--mechanisms '$(MECHANISMS)') $(if $(SEEDS),--seeds '$(SEEDS)')
+	$(PY) -m benchmarks.faultbench $(if $(REPORT),--report,$(if $(MECHANISMS),,--healthy 2000 --synthetic 50000)) $(if $(MECHANISMS),--mechanisms '$(MECHANISMS)') $(if $(SEEDS),--seeds '$(SEEDS)')
 
 docs: $(VENV)/.demo
 	$(PY) scripts/build_docs.py
