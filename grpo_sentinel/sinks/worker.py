@@ -261,6 +261,8 @@ class Worker:
         end = time.monotonic() + seconds
         with self._wake:
             while time.monotonic() < end and not self._late():
+                if self._deadline is not None and not self._queue and self._current_ns is None:
+                    return True  # nothing waits for this sink to be made again
                 limit = end if self._deadline is None else min(end, self._deadline)
                 self._wake.wait(max(0.0, limit - time.monotonic()))
             return self._late()

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class StandIn:
-    """`mode` is a status or "hang"; `requests` are (path, headers, body)."""
+    """`mode` is a status, "slow" or "hang"; `requests` are (path, headers, body)."""
 
     def __init__(self) -> None:
         self.mode: int | str = 200
@@ -23,9 +23,13 @@ class StandIn:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                data = self.rfile.read(int(self.headers["content-length"]))
+                body = json.loads(data) if "json" in self.headers.get("content-type", "") else data
                 mode = stand_in.mode
                 stand_in.entered.set()
+                if mode == "slow":
+                    stand_in.release.wait(0.2)
+                    mode = 200
                 if mode == "hang":
                     stand_in.release.wait(60)
                     return
