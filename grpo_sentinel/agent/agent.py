@@ -56,6 +56,7 @@ class Agent:
         self.failed = False  # an exception left the trainer and no step has ended since
         self.active = True
         self.capture: Capture | None = None  # takes evidence; None where it is off
+        self.interrupted: Callable[[], None] = lambda: None  # notes for the sidecar that Ctrl-C came here
         self.updates = UpdateWatch(self.vote, self.observer, guard, enter=self.enter, leave=self.leave)
         self._optimizers = OptimizerHooks(self.updates)
         self._vote = self._new_vote()
@@ -216,7 +217,7 @@ class Agent:
         if isinstance(error, KeyboardInterrupt):
             if self.capture is not None:
                 self.capture.close()
-            write_ended_here(self.writer, SIGINT)  # a person ends the run: no fault
+            self.guard.essential("interrupt", self.interrupted)  # a person ends the run: no fault
             return
         if self.capture is not None:
             self.guard.essential("capture", self.capture.exception, error, where)

@@ -7,6 +7,7 @@ import faulthandler
 import os
 import signal
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -34,6 +35,7 @@ from grpo_sentinel.protocol import (
     new_identity,
     run_dir,
 )
+from grpo_sentinel.protocol.ended import write_ended
 
 _TRAINERS = {
     "is_gradient_accumulation_boundary": "grpo_sentinel.integrations.deepspeed:follow",
@@ -129,8 +131,10 @@ def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
             "start the job so that every rank attaches"
         )
     _current = agent
-    if settings.capture != "off" and directory is not None:
-        agent.capture = guard.run("capture", Capture, agent, directory.name)
+    if directory is not None:
+        agent.interrupted = partial(write_ended, directory, signal.SIGINT, "interrupt", os.getpid())
+        if settings.capture != "off":
+            agent.capture = guard.run("capture", Capture, agent, directory.name)
     guard.run("stacks", _answer_stack_signal, directory, rank)
     return agent
 
@@ -227,8 +231,7 @@ def _close_at_exit() -> None:
     if last is None:
         _current.close()
     elif last is KeyboardInterrupt:
-        _current.event("ended", {"signal": int(signal.SIGINT), "by": "KeyboardInterrupt"}, step=_current.step)
-        _current.close(f"ended by signal {int(signal.SIGINT)} (KeyboardInterrupt) at step {_current.step}")
+        _current.close(f"ended by signal {int(signal.SIGINT)} (Ctrl-C) at step {_current.step}")
 
 
 os.register_at_fork(after_in_child=_forget_parent)

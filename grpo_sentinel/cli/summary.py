@@ -12,6 +12,7 @@ from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting import HALTING
 from grpo_sentinel.halting.journal import load
 from grpo_sentinel.history import HistoryReader, history_path
+from grpo_sentinel.incidents.places import ARCHIVE, archives, bundles, incidents_dir
 from grpo_sentinel.protocol import RankReader, list_segments
 from grpo_sentinel.records import Finding, FindingState, HaltState, Severity
 
@@ -97,10 +98,26 @@ def write_summary(
         last = made[-1]
         say(f"  request {last.request_id} by {last.requested_by}: {last.state.name.lower()}"
             + (f" at step {last.step}" if last.step else "") + (f", {last.detail}" if last.detail else ""))  # fmt: skip
+    for dry in [one for one in requests if one.dry_run][-1:]:
+        say(f"  {dry.detail} ({dry.reason})")
     pinned = next((one.pinned_checkpoint for one in reversed(requests) if one.pinned_checkpoint), "")
     if pinned:
         say(f"  kept from before the onset: {pinned}")
+    for where in incident_paths(config, directory.name, started_ns)[:_MOST_FINDINGS]:
+        say(f"  incident: {where}; `grpo-sentinel incident show {where.name.removesuffix(ARCHIVE)}`")
     say(f"  history: {path}; rings: {directory}")
+
+
+def incident_paths(config: Config, run_id: str, started_ns: int) -> list[Path]:
+    """Give the bundles of a run that were opened since it started, the oldest first."""
+    root = incidents_dir(state_dir(config))
+    opened = [
+        (int(manifest["incident"].get("opened_wall_ns", 0)), path)
+        for path, manifest in bundles(root)
+        if manifest["incident"].get("run_id") == run_id
+    ]
+    packed = [(path.stat().st_mtime_ns, path) for path in archives(root) if path.name.startswith(f"{run_id}-")]
+    return [path for wall_ns, path in sorted(opened + packed) if wall_ns >= started_ns]
 
 
 def _fired_since(reader: HistoryReader, run_id: str, started_ns: int) -> set[str]:

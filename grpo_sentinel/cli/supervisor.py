@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +21,8 @@ import click
 from grpo_sentinel.cli.summary import was_halted, write_summary
 from grpo_sentinel.cli.terminal import Terminal
 from grpo_sentinel.config import Config
+from grpo_sentinel.daemon.places import belongs_to, run_directories
+from grpo_sentinel.protocol.ended import PEACEFUL, write_ended
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
               signal.SIGCONT, signal.SIGWINCH)  # fmt: skip
@@ -112,14 +115,16 @@ def supervise(
         except OSError as error:
             say(f"{command[0]} cannot be started: {error.strerror}; give a command after --")
             return 127 if isinstance(error, FileNotFoundError) else 126
+        told = partial(_note_end, root, run_id, process.pid)
         with Terminal(process) as terminal:
-            signals.forward_to(process)
+            signals.forward_to(process, told)
             if sidecar is not None:
                 sidecar.start(process.pid)
             while _still_runs(process):
                 terminal.look()
                 if sidecar is not None:
                     sidecar.look()
+        told(max(0, -process.returncode), "command")
         if sidecar is not None:
             _linger(config.launch.linger_seconds if sidecar.running else 0.0, signals)
             sidecar.end()
@@ -129,6 +134,13 @@ def supervise(
     halted = was_halted(root, run_id, started_ns)
     write_summary(config, root, run_id, started_ns, code, halted=halted, say=say)
     return halted_exit_code if halted and code == 0 else code
+
+
+def _note_end(root: Path | None, run_id: str, pid: int, number: int, by: str) -> None:
+    """Write into the run's directories that a signal is passed on, or how the command ended: no rank dies of that."""
+    for directory in run_directories([root]) if root is not None else ():
+        if belongs_to(directory, run_id):
+            write_ended(directory, number, by, pid)
 
 
 def _own_group() -> None:
@@ -157,12 +169,15 @@ class _Signals:
     def __init__(self) -> None:
         self.ending = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._told: Callable[[int, str], None] | None = None
         self._early: list[int] = []
         self._before: dict[int, object] = {}
 
-    def forward_to(self, process: subprocess.Popen[bytes] | None) -> None:
-        """Send what comes from now on, and what came before it had started, to `process`."""
-        self._process = process
+    def forward_to(
+        self, process: subprocess.Popen[bytes] | None, told: Callable[[int, str], None] | None = None
+    ) -> None:
+        """Send what comes from now on, and what came before it had started, to `process`; `told` hears of it first."""
+        self._process, self._told = process, told
         early, self._early = self._early, []
         for number in early:
             self._take(number, None)
@@ -173,6 +188,8 @@ class _Signals:
             self.ending = self.ending or number in _ENDING
             self._early.append(number)
             return
+        if self._told is not None and number in PEACEFUL:
+            self._told(number, "launcher")
         with contextlib.suppress(OSError):
             process.send_signal(number)
 

@@ -8,8 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from grpo_sentinel.protocol import RankReader
+from grpo_sentinel.protocol.ended import explain
+from grpo_sentinel.protocol.liveness import process_gone
 from grpo_sentinel.records import EventRecord, Kind, Liveness, Mode, StepRecord
 from grpo_sentinel.views import Cursor, RankStatus
+
+GRACE_NS = 400_000_000  # a rank that is gone may be explained so long: `launch` learns of a death when we do
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,9 @@ class RankSegment:
         self._updated_wall_ns = 0
         self._missed = 0
         self._bad_slots = 0
+        self._directory = path.parent
+        self._lost_ns: int | None = None
+        self._ended = ""  # who ended it on purpose, when it has not said so itself
 
     @property
     def is_replaced(self) -> bool:
@@ -77,7 +84,28 @@ class RankSegment:
 
     def judge(self, wall_ns: int) -> None:
         """Look whether the writer is still there: its lock, and its process or, out of sight, its heartbeat."""
-        self.liveness = self._reader.liveness(wall_ns=wall_ns, dead_seconds=self._dead_seconds)
+        found = self._reader.liveness(wall_ns=wall_ns, dead_seconds=self._dead_seconds)
+        if found is Liveness.DEAD and self.liveness is not Liveness.DEAD:
+            found = self._gone(wall_ns)
+        self.liveness = found
+
+    def _gone(self, wall_ns: int) -> Liveness:
+        """Judge a rank that is gone without a word: ended on purpose by somebody, else dead after a moment's grace."""
+        if self._ended:
+            return Liveness.CLOSED
+        watched = self.liveness is Liveness.ALIVE
+        if watched and self._lost_ns is None:
+            self._lost_ns = wall_ns
+        in_grace = self._lost_ns is not None and wall_ns - self._lost_ns < GRACE_NS
+        waiting = in_grace and bool(process_gone(self._reader.identity))
+        beat = self._reader.heartbeat()
+        note = explain(
+            self._directory, self.identity, lost_ns=self._lost_ns, heartbeat_ns=beat.updated_wall_ns, waiting=waiting
+        )
+        if note is not None:
+            self._ended = note.words(beat.step)
+            return Liveness.CLOSED
+        return Liveness.ALIVE if waiting else Liveness.DEAD
 
     def status(self, newest_step: int) -> RankStatus:
         """Describe the rank; `newest_step` is that of the node, to say how far this rank is behind."""
@@ -93,7 +121,7 @@ class RankSegment:
             updated_wall_ns=self._updated_wall_ns,
             acknowledgement=self._reader.acknowledgement(),
             cursor=self.cursor,
-            closed_detail=self._reader.closed,
+            closed_detail=self._reader.closed or self._ended or None,
             missed_records=self._missed,
             bad_slots=self._bad_slots,
         )

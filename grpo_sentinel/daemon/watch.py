@@ -82,6 +82,7 @@ class RunWatch:
         )
         self._ranks: Mapping[int, RankStatus] = {}
         self._processes: set[tuple[int, int]] = set()  # of all ranks seen so far: pid and its start
+        self._told_ended: set[tuple[int, int]] = set()
         self._notes: dict[str, str] = {}
         self._records: list[StepRecord] = []
         self._events: list[EventRecord] = []
@@ -141,6 +142,7 @@ class RunWatch:
             findings += self._guard("frame", lambda frame=frame: self._engine.frame(frame))  # type: ignore[misc]
         for sample in samples:
             findings += self._guard("sample", lambda sample=sample: self._engine.sample(sample))  # type: ignore[misc]
+        findings += self._guard("ending", self._notice_ending)
         if now - self._ticked_ns >= TICK_NS:
             self._ticked_ns = now
             findings += self._guard("tick", lambda: self._engine.tick(self._clock.wall_ns(), self._ranks))
@@ -151,6 +153,20 @@ class RunWatch:
         seen, self._processes = self._processes, self._processes | {*map(_process, self._ranks.values())}
         alive = {_process(status) for status in self._ranks.values() if status.liveness in _LIVING}
         return self._engine.begin_anew() if alive and seen and not alive & seen else ()
+
+    def _notice_ending(self) -> Iterable[Finding]:
+        """Tell the rules once that somebody ended the run from outside."""
+        said = {rank: one.closed_detail or "" for rank, one in self._ranks.items()}
+        ended = {rank: text for rank, text in said.items() if text.startswith("ended by signal")}
+        fresh = {rank: text for rank, text in ended.items() if _process(self._ranks[rank]) not in self._told_ended}
+        if not fresh:
+            return ()
+        self._told_ended |= {_process(self._ranks[rank]) for rank in fresh}
+        rank, text = min(fresh.items())
+        log.info("run %s: %s (ranks %s)", self.run_id, text, ", ".join(map(str, sorted(fresh))))
+        event = EventRecord(run_id=self.run_id, rank=rank, sequence=0, step=self._ranks[rank].heartbeat.step,
+                            wall_ns=self._clock.wall_ns(), kind="ended", body={"detail": text})  # fmt: skip
+        return self._engine.event(event)
 
     def _guard(self, what: str, judge: Callable[[], Iterable[Finding]]) -> list[Finding]:
         """Run one part of the rules; an error in a rule is counted and said once, the loop goes on."""

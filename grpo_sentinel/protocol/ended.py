@@ -1,0 +1,104 @@
+"""Notes in a run's directory that someone ended it on purpose, one JSON line each: a death so explained is no alarm.
+
+{"signal": 15, "by": "launcher", "pid": 4711, "wall_ns": 1893456000000000000}
+
+    launcher    `launch` is about to pass the signal on to the command with this pid: explains deaths that follow
+    command     how the command with this pid ended, signal 0 for an exit code: the last word about that process
+    interrupt   Ctrl-C reached the rank with this pid: explains deaths that follow
+
+SIGKILL, SIGSEGV and the like explain nothing, also when a signal was passed on before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from grpo_sentinel.records import RankIdentity
+
+ENDED_NAME = "ended.jsonl"
+PEACEFUL = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
+"""Signals by which people and schedulers end a run."""
+_WORDS = {"launcher": "forwarded by the launcher", "command": "sent to the command", "interrupt": "(Ctrl-C)"}
+_PATIENT = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})  # a trainer may save and clean up first
+_PATIENT_NS, _PROMPT_NS = 600_000_000_000, 5_000_000_000  # others may be handled: what dies later dies of itself
+_SLACK_NS = 200_000_000  # between a death and a look at it
+_LATE_NS = 30_000_000_000  # between a last heartbeat and the end, where nobody watched the death
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """One note."""
+
+    signal: int
+    by: str  # launcher | command | interrupt
+    pid: int
+    wall_ns: int
+
+    def words(self, step: int) -> str:
+        """Say it, as the detail of a closed segment."""
+        return f"ended by signal {self.signal} {_WORDS.get(self.by, self.by)} at step {step}"
+
+
+def write_ended(directory: Path, number: int, by: str, pid: int) -> None:
+    """Add a note; safe in a signal handler of Python. Never raises: without a note the death is reported as one."""
+    line = json.dumps(asdict(Ended(signal=int(number), by=by, pid=pid, wall_ns=time.time_ns()))) + "\n"
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(directory / ENDED_NAME, flags, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return
+
+
+def read_ended(directory: Path) -> list[Ended]:
+    """Read all notes, oldest first; a torn line is left out."""
+    try:
+        lines = (directory / ENDED_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [note for note in map(_parse, lines) if note is not None]
+
+
+def _parse(line: str) -> Ended | None:
+    try:
+        body = json.loads(line)
+        return Ended(signal=int(body["signal"]), by=str(body["by"]), pid=int(body["pid"]), wall_ns=int(body["wall_ns"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def explain(
+    directory: Path, identity: RankIdentity, *, lost_ns: int | None, heartbeat_ns: int, waiting: bool
+) -> Ended | None:
+    """Find the note that explains why a rank is gone; None when none does.
+
+    `lost_ns`: when it was first seen gone, None when nobody watched; then its last heartbeat stands in. `waiting`:
+    `launch` may still have its last word about the process.
+    """
+    notes = [note for note in read_ended(directory) if note.wall_ns >= identity.created_wall_ns]
+    last_word = next((note for note in notes if note.by == "command" and note.pid == identity.pid), None)
+    if last_word is not None and last_word.signal and last_word.signal not in PEACEFUL:
+        return None
+    passed_on = next((note for note in notes if note.by != "command" and _fits(note, lost_ns, heartbeat_ns)), None)
+    if passed_on is None:
+        return last_word if last_word is not None and last_word.signal else None
+    if waiting and last_word is None and passed_on.by == "launcher" and passed_on.pid == identity.pid:
+        return None
+    return passed_on
+
+
+def _fits(note: Ended, lost_ns: int | None, heartbeat_ns: int) -> bool:
+    if note.signal not in PEACEFUL:
+        return False
+    if lost_ns is None:
+        return heartbeat_ns >= note.wall_ns - _LATE_NS
+    within = _PATIENT_NS if note.signal in _PATIENT else _PROMPT_NS
+    return note.wall_ns - _SLACK_NS <= lost_ns <= note.wall_ns + within
