@@ -1,6 +1,6 @@
 """Which incident bundles a tracker has not got yet: those that are closed, and at the very end those still open.
 
-    <state_dir>/incidents/<bundle>/manifest.json       written as a whole and swapped in at once
+    <state_dir>/incidents/<bundle>/manifest.json       written as a whole and swapped in at once; or <bundle>.tar.gz
     <state_dir>/sinks/<tracker>-incidents.txt          "<bundle> <updated>" of each that the tracker has confirmed
 
 The list outlives the process: a bundle that closed when the sidecar had no time left is sent by the next one. Bundles
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 LOOK_SECONDS = 5.0
 MAX_REMEMBERED = 10_000
+MAX_MANIFEST_BYTES = 4_000_000
 MAX_BUNDLE_BYTES = 500_000_000  # a larger one is left on disk
 
 
@@ -28,6 +30,7 @@ class IncidentWatch:
         self._list = state_dir / "sinks" / f"{tracker}-incidents.txt"
         self._since_ns = wall_ns
         self._known: set[str] = set()
+        self._seen: dict[Path, tuple[int, dict[str, Any] | None]] = {}  # what a manifest said, by its time of change
         self._flying: dict[int, str] = {}
         self.too_large = 0
         self._read()
@@ -50,7 +53,7 @@ class IncidentWatch:
     def lines(self, *, also_open: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield a key and a line for every bundle of this node that is due."""
         for folder in self._folders():
-            about = _about(folder)
+            about = self._about(folder)
             if about is None or about.get("node") != self._node:
                 continue
             if int(about.get("opened_wall_ns") or 0) < self._since_ns:
@@ -76,6 +79,15 @@ class IncidentWatch:
         except OSError:
             return []
 
+    def _about(self, folder: Path) -> dict[str, Any] | None:
+        try:
+            changed = folder.stat().st_mtime_ns
+        except OSError:
+            return None
+        if folder not in self._seen or self._seen[folder][0] != changed:
+            self._seen[folder] = changed, _read_about(folder)
+        return self._seen[folder][1]
+
     def sent(self, key: str, number: int) -> None:
         """Note under which number a bundle's line is on its way."""
         self._flying[number] = key
@@ -88,15 +100,32 @@ class IncidentWatch:
             self._append(key)
 
 
-def _about(folder: Path) -> dict[str, Any] | None:
+def _read_about(folder: Path) -> dict[str, Any] | None:
     try:
-        about = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["incident"]
-    except (OSError, ValueError, KeyError, TypeError):
+        if folder.is_dir():
+            text = (folder / "manifest.json").read_bytes()
+        else:
+            text = _packed_manifest(folder)
+        about = json.loads(text)["incident"]
+    except (OSError, ValueError, KeyError, TypeError, tarfile.TarError, EOFError):
         return None
     return about if isinstance(about, dict) else None
 
 
+def _packed_manifest(archive: Path) -> bytes:
+    if not archive.name.endswith(".tar.gz"):
+        raise ValueError("no bundle")
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            if member.isfile() and Path(member.name).name == "manifest.json" and member.size < MAX_MANIFEST_BYTES:
+                file = packed.extractfile(member)
+                return file.read() if file is not None else b""
+    raise ValueError("no manifest")
+
+
 def _size(folder: Path) -> int:
+    if folder.is_file():
+        return folder.stat().st_size
     total = 0
     for directory, _, names in os.walk(folder):
         for name in names:

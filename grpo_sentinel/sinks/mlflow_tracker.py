@@ -70,10 +70,12 @@ class MlflowTracker:
     def _attach(self, run_id: str, line: Line) -> None:
         """Upload a bundle's folder; sent again it replaces itself."""
         try:
-            self._client.log_artifacts(run_id, line["path"], key(f"incidents/{line['incident_id']}"))
+            folder = os.path.isdir(line["path"])
+            send = self._client.log_artifacts if folder else self._client.log_artifact  # a folder or a tar.gz
+            send(run_id, line["path"], key(f"incidents/{line['incident_id']}"))
         except (OSError, MlflowException) as error:
             status = error.get_http_status_code() if isinstance(error, MlflowException) else 0
-            if os.path.isdir(line["path"]) and status not in (400, 403, 404, 413, 422, 501):
+            if os.path.exists(line["path"]) and status not in (400, 403, 404, 413, 422, 501):
                 raise TrackerDown(f"MLflow: {plain_text(error)}") from error
             self._refused = True
             self._report({"lost": 1, "reason": "rejected", "problem": f"an incident was not sent: {plain_text(error)}"})
@@ -102,6 +104,7 @@ class MlflowTracker:
         clauses = [f"tags.`{name}` = '{value}'" for name, value in tags.items()]
         known = self._client.search_runs([experiment], " and ".join(clauses), max_results=1)
         if known:
+            self._client.update_run(known[0].info.run_id, status="RUNNING")  # it may have been marked as finished
             return str(known[0].info.run_id)
         if self._settings["parent_run_id"]:
             tags["mlflow.parentRunId"] = self._settings["parent_run_id"]

@@ -62,7 +62,8 @@ class WandbTracker:
             name = _NOT_AN_ID.sub("-", f"incident-{line['incident_id']}")[:120]
             about = {key: line[key] for key in ("title", "onset_step", "last_step", "run_id", "node")}
             artifact = wandb.Artifact(name, "incident", description=str(line["title"])[:300], metadata=about)
-            artifact.add_dir(line["path"])
+            add = artifact.add_dir if os.path.isdir(line["path"]) else artifact.add_file  # a folder or a tar.gz
+            add(line["path"])
             run.log_artifact(artifact)
         except (OSError, ValueError) as error:  # the bundle has just been replaced or deleted, or its name is refused
             self._report({"lost": 1, "reason": "rejected", "problem": f"an incident was not sent: {plain_text(error)}"})

@@ -21,6 +21,7 @@ class Mlflow:
         self.runs: dict[str, dict] = {}
         self.batches: list[int] = []
         self.refuse_key = ""
+        self.artifacts: dict[str, bytes] = {}
         self.release = threading.Event()
         self.calls: list[str] = []
         stand_in = self
@@ -51,6 +52,16 @@ class Mlflow:
                     self.send_header("content-length", str(len(out)))
                     self.end_headers()
                     self.wfile.write(out)
+
+            def do_PUT(self) -> None:
+                data = self.rfile.read(int(self.headers.get("content-length") or 0))
+                status = 200 if stand_in.mode == "ok" else 500
+                if status == 200:
+                    stand_in.artifacts[self.path.partition("/artifacts/")[2]] = data
+                self.send_response(status)
+                self.send_header("content-length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
 
             do_GET = do_POST = answer
 
@@ -95,7 +106,9 @@ class Mlflow:
 
     def _run(self, name: str) -> dict:
         run = self.runs[name]
-        return {"info": {"run_id": name, "run_uuid": name, "experiment_id": "1", "status": run["status"]}, "data": {}}
+        place = f"mlflow-artifacts:/1/{name}/artifacts"
+        info = {"run_id": name, "run_uuid": name, "experiment_id": "1", "status": run["status"], "artifact_uri": place}
+        return {"info": info, "data": {}}
 
     def _log(self, body: dict) -> tuple[int, dict]:
         metrics, run = (
