@@ -38,6 +38,13 @@ def run(out, options):
         "zero_optimization": {"stage": options["stage"]},
         "steps_per_print": 1000,
         "bf16": {"enabled": options.get("bf16", False)},
+        "fp16": {
+            "enabled": options.get("fp16", False),
+            "initial_scale_power": 8,
+            "loss_scale_window": 2,
+            "hysteresis": 1,
+            "loss_scale": options.get("loss_scale", 0),
+        },
     }
     engine, *_ = deepspeed.initialize(model=net, optimizer=torch.optim.AdamW(groups, lr=0.01), config=config)
     agent = attach(engine, vocab_size=100, group_size=2)
@@ -51,7 +58,8 @@ def run(out, options):
     for step in range(1, options.get("steps", 5) + 1):
         for _ in range(options.get("accumulation", 1)):
             x = torch.randn(4, 8, generator=generator)
-            loss = (engine(x.bfloat16() if options.get("bf16") else x) ** 2).mean()
+            dtype = torch.bfloat16 if options.get("bf16") else torch.float16 if options.get("fp16") else torch.float32
+            loss = (engine(x.to(dtype)) ** 2).mean()
             if options.get("spike") == step:
                 loss = loss * 1e4
             agent.observe_policy(loss=loss)
@@ -69,6 +77,7 @@ def run(out, options):
         "finite": all(bool(torch.isfinite(p).all()) for p in whole(engine)),
         "probes_off": agent.guard.off,
         "skipped_steps": engine.skipped_steps,
+        "scale": float(getattr(engine.optimizer, "loss_scale", 1.0)),
     }
 
 
@@ -82,6 +91,9 @@ def whole(engine):
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
     False  # or a compiler runs, behind a lock file that a kill leaves
 )
+accelerator = deepspeed.accelerator.get_accelerator()
+accelerator.is_fp16_supported = lambda: True  # slow on a CPU without instructions for it, and otherwise the same
+accelerator.supported_dtypes = lambda: [torch.float32, torch.bfloat16, torch.float16]
 deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 for out, options in each_scenario(sys.argv[1], RANK):
     (Path(out) / f"rank{RANK}.json").write_text(json.dumps(run(out, options)))

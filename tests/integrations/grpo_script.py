@@ -167,6 +167,19 @@ def add_sampling_log_probs(trainer):
     trainer._generate_and_score_completions = with_log_probs
 
 
+def work_on_the_same_samples(trainer):
+    """Every rank draws the first rank's prompts, and its random numbers."""
+    generate = trainer._generate_and_score_completions
+
+    def same(inputs, *args, **kwargs):
+        everyones = [None] * WORLD
+        torch.distributed.all_gather_object(everyones, inputs)
+        torch.manual_seed(trainer.state.global_step)
+        return generate(everyones[0], *args, **kwargs)
+
+    trainer._generate_and_score_completions = same
+
+
 def leave_the_adapter_on(trainer):
     """The reference pass of a LoRA run with its adapter on: KL is 0 for ever."""
     import contextlib
@@ -179,6 +192,8 @@ def leave_the_adapter_on(trainer):
 def put_fault(trainer, options):
     if options.get("sampling"):
         add_sampling_log_probs(trainer)
+    if options.get("same_samples"):
+        work_on_the_same_samples(trainer)
     if options.get("adapter_left_on"):
         leave_the_adapter_on(trainer)
     fault, first = options.get("fault"), options.get("fault_step", 3)

@@ -21,6 +21,7 @@ pytestmark = [
 SCENARIOS = {
     **{f"zero-{stage}": {"stage": stage, "local_nan": [1, 3]} for stage in (0, 1, 2, 3)},
     **{f"zero-{stage} bf16": {"stage": stage, "bf16": True, "local_nan": [1, 3]} for stage in (1, 2, 3)},
+    **{f"fp16 zero-{stage}": {"stage": stage, "fp16": True, "local_nan": [1, 3]} for stage in (1, 2, 3)},
     "bound": {"stage": 2, "spike": 3, "settings": {"skip_above_norm": 50.0}},
     "accumulation": {"stage": 2, "accumulation": 2, "steps": 3},
 }
@@ -109,6 +110,23 @@ def test_partitions_add_up_to_the_engines_norm_and_a_nan_reaches_no_weight(engin
         assert here["optimizer.update_norm"] > 0
     assert first[3]["optimizer.step_applied"] == 0
     assert first[5]["optimizer.skipped_updates"] == 1
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_fp16_overflow_is_the_scalers_skip_and_halves_the_scale_and_gradients_are_read_unscaled(engines, stage):
+    result = engines[f"fp16 zero-{stage}"]
+    assert [rank["skipped_steps"] for rank in result.ranks] == [1, 1]
+    assert all(rank["finite"] and rank["probes_off"] == {} for rank in result.ranks)
+    first, second = (result.segment(rank).steps() for rank in (0, 1))
+    assert [first[step]["optimizer.loss_scale"] for step in first] == [256, 256, 128, 128, 128]
+    assert [first[step]["optimizer.scaler_skips"] for step in first] == [0, 0, 1, 1, 1]
+    assert [first[step]["optimizer.step_applied"] for step in first] == [1, 1, 0, 1, 1]
+    assert first[5]["optimizer.skipped_updates"] == 0, "no skip of ours, no alarm"
+    assert result.segment(0).of("skip") == []
+    for step in (1, 2, 4, 5):
+        whole = math.hypot(first[step]["gradient.norm_local"], second[step]["gradient.norm_local"])
+        assert whole == pytest.approx(result.ranks[0]["norms"][step - 1], rel=1e-5)
+        assert first[step]["gradient.norm_preclip"] == pytest.approx(whole, rel=1e-5)
 
 
 def test_a_bound_stops_an_update_that_deepspeed_would_make(engines):
