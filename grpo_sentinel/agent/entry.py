@@ -34,6 +34,7 @@ from grpo_sentinel.protocol import (
     derive_run_id,
     new_identity,
     run_dir,
+    run_id_is_given,
 )
 from grpo_sentinel.protocol.ended import write_ended
 
@@ -97,9 +98,15 @@ def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
     if _current is not None:
         _current.close("replaced by a new attachment")
     rank, world = place_in_world()
-    writer, directory = _open_ring(settings, rank, world, run_id or settings.run_id)
+    named = (run_id or settings.run_id, "")
     guard = Guard(strict=settings.strict)
-    handshake = _handshake(settings)
+    if world > 1 and not named[0] and not run_id_is_given():
+        handshake = _handshake(settings, (derive_run_id(), derive_parent_run_id()))
+        named = (*handshake.names, "", "")[:2]
+        writer, directory = _open_ring(settings, rank, world, *named)
+    else:
+        writer, directory = _open_ring(settings, rank, world, *named)
+        handshake = _handshake(settings)
     agent = Agent(
         settings=settings,
         core=Core(
@@ -146,23 +153,25 @@ def place_in_world() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _handshake(settings: Settings) -> Handshake:
+def _handshake(settings: Settings, names: tuple[str, ...] = ()) -> Handshake:
     _, world = place_in_world()
     if world > 1 and not (dist.is_available() and dist.is_initialized()):
         return Handshake(transport=None, reason="torch.distributed is not initialised; attach after init_process_group")
     try:
-        return shake_hands(timeout_s=settings.handshake_seconds, vote_timeout_s=settings.vote_timeout_seconds)
+        return shake_hands(timeout_s=settings.handshake_seconds, vote_timeout_s=settings.vote_timeout_seconds, names=names)
     except Exception as error:  # noqa: BLE001 - a broken store is the job's trouble; it will say so itself
         return Handshake(transport=None, reason=f"the handshake failed: {type(error).__name__}: {error}"[:300])
 
 
-def _open_ring(settings: Settings, rank: int, world: int, run_id: str) -> tuple[Writer, Path | None]:
+def _open_ring(
+    settings: Settings, rank: int, world: int, run_id: str, parent: str
+) -> tuple[Writer, Path | None]:
     """Make this rank's segment; without one the core still works, so a full /dev/shm stops no vote."""
     try:
         geometry = Geometry(slots=settings.segment_slots, event_slots=settings.event_slots)
         directory = run_dir(choose_root(), run_id or derive_run_id())
         identity = new_identity(
-            rank, int(os.environ.get("LOCAL_RANK", "0")), world, run_id or derive_run_id(), derive_parent_run_id()
+            rank, int(os.environ.get("LOCAL_RANK", "0")), world, run_id or derive_run_id(), parent or derive_parent_run_id()
         )
         return RankWriter(directory, identity, geometry, settings.group), directory
     except (SentinelError, OSError) as error:

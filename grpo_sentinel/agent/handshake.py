@@ -75,10 +75,13 @@ class Handshake:
     transport: Transport | None
     reason: str = ""
     over: str = ""  # "alone" | "gloo" | "job group"
+    names: tuple[str, ...] = ()  # what rank 0 has named, once all ranks have come
 
 
-def shake_hands(*, timeout_s: float, vote_timeout_s: float) -> Handshake:
+def shake_hands(*, timeout_s: float, vote_timeout_s: float, names: Sequence[str] = ()) -> Handshake:
     """Agree with all ranks of the default process group on a vote; every rank gets the same answer.
+
+    `names`: of rank 0, handed to all ranks with the answer; of other ranks they are not looked at.
 
     Waits at most about twice `timeout_s`, and half of the job's own time limit for each of the two: a rank without an
     agent waits in the job's first collective meanwhile, and would give up. Never
@@ -89,9 +92,12 @@ def shake_hands(*, timeout_s: float, vote_timeout_s: float) -> Handshake:
     rank, world = dist.get_rank(), dist.get_world_size()
     timeout_s = min(timeout_s, _job_limit_s() / 2)
     store = _own_store()
+    if rank == 0:
+        store.set("names", "\n".join(names))
     reason = agree(store, "core", rank=rank, world=world, timeout_s=timeout_s)
     if reason:
         return Handshake(transport=None, reason=reason)
+    agreed = tuple(bytes(store.get("names")).decode().split("\n"))  # there: rank 0 has come
     problem, transport = "", None
     try:
         transport = _own_group(timeout_s, vote_timeout_s)
@@ -99,8 +105,8 @@ def shake_hands(*, timeout_s: float, vote_timeout_s: float) -> Handshake:
         problem = f"gloo failed on rank {rank}: {type(error).__name__}: {error}".splitlines()[0][:200]
     reason = agree(store, "group", rank=rank, world=world, timeout_s=timeout_s, problem=problem)
     if not reason:
-        return Handshake(transport=transport, over="gloo")
-    return Handshake(transport=GroupTransport(None, _job_device()), reason=reason, over="job group")
+        return Handshake(transport=transport, over="gloo", names=agreed)
+    return Handshake(transport=GroupTransport(None, _job_device()), reason=reason, over="job group", names=agreed)
 
 
 def announce_absence(reason: str) -> None:

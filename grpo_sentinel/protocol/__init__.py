@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from grpo_sentinel.protocol.control import ControlReader, write_control
-from grpo_sentinel.protocol.identity import derive_parent_run_id, derive_run_id, new_identity, sanitise_run_id
+from grpo_sentinel.protocol.identity import (
+    derive_parent_run_id,
+    derive_run_id,
+    new_identity,
+    run_id_is_given,
+    sanitise_run_id,
+)
 from grpo_sentinel.protocol.layout import Geometry
 from grpo_sentinel.protocol.places import candidate_roots, choose_root, list_segments, run_dir, user_dir
 from grpo_sentinel.protocol.reader import Batch, RankReader
@@ -24,6 +30,7 @@ __all__ = [
     "list_segments",
     "new_identity",
     "run_dir",
+    "run_id_is_given",
     "sanitise_run_id",
     "user_dir",
     "write_control",

@@ -42,6 +42,11 @@ def derive_run_id(environ: Mapping[str, str] = os.environ) -> str:
     return sanitise_run_id(f"{base}-r{count}" if count else base)
 
 
+def run_id_is_given(environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether the environment names the run; else the name is made from host and process, one per node."""
+    return bool(_given_run_id(environ))
+
+
 def derive_parent_run_id(environ: Mapping[str, str] = os.environ) -> str:
     """Name the run that this one continues: given, else the one before the restart, else ""."""
     given = environ.get("GRPO_SENTINEL_PARENT_RUN_ID", "")
@@ -52,11 +57,18 @@ def derive_parent_run_id(environ: Mapping[str, str] = os.environ) -> str:
     return sanitise_run_id(f"{base}-r{count - 1}" if count > 1 else base)
 
 
-def _base_run_id(environ: Mapping[str, str]) -> str:
+def _given_run_id(environ: Mapping[str, str]) -> str:
     for key in ("GRPO_SENTINEL_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID"):
         text = environ.get(key, "").strip()
         if text and not (key == "TORCHELASTIC_RUN_ID" and text == "none"):
             return text
+    return ""
+
+
+def _base_run_id(environ: Mapping[str, str]) -> str:
+    given = _given_run_id(environ)
+    if given:
+        return given
     # Ranks of one node share their parent, the launcher; a lone process is its own launcher.
     pid = os.getppid() if "LOCAL_RANK" in environ or "RANK" in environ else os.getpid()
     return f"{socket.gethostname()}-{pid}-{start_ticks(pid)}"
