@@ -10,8 +10,11 @@ _CHECKS: dict[str, tuple[str, str]] = {
     "checkpoint": ("grpo_sentinel.cli.check_checkpoint:checkpoint", "Can a restart use this checkpoint?"),
     "data": ("grpo_sentinel.cli.check_data:data", "Are these samples fit to be trained on?"),
     "reward": ("grpo_sentinel.cli.check_reward:reward", "Is this reward function or model sane?"),
+    "policy": ("grpo_sentinel.cli.check_policy:policy", "Does one step of this policy give numbers to train on?"),
+    "gradients": ("grpo_sentinel.cli.check_gradients:gradients", "Where do gradients come from, and who holds them?"),
     "environment": ("grpo_sentinel.cli.check_environment:environment", "Will this node and installation carry a run?"),
     "config": ("grpo_sentinel.cli.check_config:config", "Will these settings train, and survive a halt?"),
+    "all": ("grpo_sentinel.cli.check_all:everything", "Every check that the given paths allow."),
 }
 
 

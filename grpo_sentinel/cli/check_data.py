@@ -35,11 +35,13 @@ from grpo_sentinel.preflight.data_sources import STDIN, expand
 @click.option("--eval", "evaluation", multiple=True, metavar="FILE", help="Evaluation set: its prompts must not be in.")
 @click.option("--write-clean", type=click.Path(path_type=Path), metavar="FILE",
               help="Write the good rows as JSON lines; FILE.dropped.jsonl accounts for every other row.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(0, 256), default=0, metavar="N",
+              help="Processes; default: by size and cores. A clean copy is written by one.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/data-check).")
 def data(
     files: tuple[str, ...], prompt: str, response: str, answer: str, reward: str, require: tuple[str, ...],
     reward_range: tuple[float, float] | None, max_length: int | None, tokenizer: Path | None,
-    evaluation: tuple[str, ...], write_clean: Path | None, as_json: bool,
+    evaluation: tuple[str, ...], write_clean: Path | None, jobs: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Check samples: fields, empty texts, lengths, characters that poison, duplicates, answers, rewards, leakage.
 
@@ -52,7 +54,7 @@ def data(
     options = DataOptions(
         fields=Fields(prompt=prompt, response=response, answer=answer, reward=reward, required=require),
         limits=Limits(reward_low=low, reward_high=high, max_length=max_length), evaluation=evaluation,
-        tokenizer=tokenizer, write_clean=write_clean,
+        tokenizer=tokenizer, write_clean=write_clean, jobs=jobs,
     )  # fmt: skip
     with _bar(files, shown=not as_json and sys.stderr.isatty()) as progress:
         report = check_data(files, options, progress)

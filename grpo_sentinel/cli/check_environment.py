@@ -37,10 +37,10 @@ def environment(
         models={role: path for role, path in named.items() if path is not None}, checkpoint_dir=checkpoint_dir,
         checkpoints=checkpoints,
     )  # fmt: skip
-    return finish(_with_doctor(check_environment(options)), as_json)
+    return finish(with_doctor(check_environment(options)), as_json)
 
 
-def _with_doctor(report: CheckReport) -> CheckReport:
+def with_doctor(report: CheckReport) -> CheckReport:
     """Add what `doctor` knows of this machine; its notes stay notes."""
     from grpo_sentinel.cli.checkup import State, memory_limit, nvml, packages, python, rings, shared_memory
     from grpo_sentinel.config import Config

@@ -8,6 +8,7 @@ from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.report import CheckReport
 
 _COLOURS = {Level.BROKEN: "red", Level.CANNOT_TELL: "yellow", Level.LOSS: "yellow", Level.DOUBTFUL: "yellow"}
+_MOST_ROWS = 40
 
 
 def finish(report: CheckReport, as_json: bool) -> int:
@@ -35,10 +36,20 @@ def print_report(report: CheckReport) -> None:
         for line in lines:
             click.echo(f"  {title}: {line}")
     for name, value in report.facts.items():
-        text = _fact(value)
-        if text:
-            click.echo(f"  {name.replace('_', ' ')}: {text}")
+        _print_fact(name.replace("_", " "), value)
     click.echo(f"  {report.seconds:.1f} s")
+
+
+def _print_fact(name: str, value: object) -> None:
+    """One line; one for each entry where the entries are tables themselves (layers)."""
+    if isinstance(value, dict) and value and all(isinstance(one, dict) for one in value.values()):
+        rows = list(value.items())
+        for key, one in rows[:_MOST_ROWS]:
+            click.echo(f"  {name} {key}: {_fact(one)}")
+        if len(rows) > _MOST_ROWS:
+            click.echo(f"  {name}: {len(rows) - _MOST_ROWS} more (--json)")
+    elif text := _fact(value):
+        click.echo(f"  {name}: {text}")
 
 
 def _fact(value: object) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from grpo_sentinel.preflight.data_checks import (
     Judge,
     Judged,
     Limits,
+    Seen,
     judge_rewards,
     prompt_hash,
     shown,
@@ -26,14 +29,17 @@ from grpo_sentinel.preflight.data_checks import (
 from grpo_sentinel.preflight.data_clean import CleanCopy
 from grpo_sentinel.preflight.data_faults import KINDS, Tally
 from grpo_sentinel.preflight.data_lengths import Lengths
-from grpo_sentinel.preflight.data_shapes import Fields, joined, lookup, recognise, texts_of
-from grpo_sentinel.preflight.data_sources import Row, expand, read_rows
+from grpo_sentinel.preflight.data_parallel import Hashes, Workers, jobs_for, parts_of
+from grpo_sentinel.preflight.data_shapes import Fields, joined, lookup, recognise, split_conversation, texts_of
+from grpo_sentinel.preflight.data_sources import Part, Row, expand, read_part, read_rows
 from grpo_sentinel.preflight.data_tokens import Encoder
 from grpo_sentinel.preflight.report import CheckReport, gravest_first
 from grpo_sentinel.stats import Moments
 
 _FIRST_ROWS = 64  # looked at to recognise the shape
 _BATCH = 256
+
+_Batch = tuple[list[Row], list[Judged | None]]
 
 Progress = Callable[[str, int, int], None]
 """Told the file, the bytes of it that were read, and the rows of all files so far."""
@@ -48,6 +54,7 @@ class DataOptions:
     evaluation: tuple[str, ...] = ()
     tokenizer: Path | None = None
     write_clean: Path | None = None
+    jobs: int = 1  # processes; 0 = by size and cores. A clean copy is written by one
 
 
 def check_data(
@@ -62,7 +69,10 @@ def check_data(
     )
     check = _DataCheck(options, encoder, evaluation, progress)
     began = time.monotonic()
-    if options.write_clean is None:
+    jobs = 1 if options.write_clean is not None else jobs_for(sources, options.jobs)
+    if jobs > 1:
+        check.read_parallel(sources, jobs)
+    elif options.write_clean is None:
         check.read(sources, None)
     else:
         with CleanCopy(options.write_clean, (*sources, *options.evaluation)) as copy:
@@ -91,6 +101,31 @@ def _recognised(source: str, rows: Iterator[Row], given: Fields) -> tuple[Iterat
     return itertools.chain(first, rows), fields
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartResult:
+    """What one process found in one part."""
+
+    tally: Tally
+    lengths: Lengths
+    prompts: Lengths
+    moments: Moments
+    total: int
+    bad: int
+    hashes: Hashes
+    fields: Fields | None
+
+
+def _text_at(part: Part, number: int, fields: Fields | None) -> str:
+    """The prompt of one row, read again for an example."""
+    row = next((row for row in read_part(part) if row.number == number), None)
+    if row is None or row.value is None or fields is None:
+        return ""
+    messages, _ = texts_of(lookup(row.value, fields.prompt))
+    if not fields.response and fields.prompt == "messages":
+        messages, _ = split_conversation(messages)
+    return joined(messages)
+
+
 class _DataCheck:
     """What has been seen so far."""
 
@@ -101,9 +136,11 @@ class _DataCheck:
         self._progress = progress
         self._given = options.fields
         self._limit = options.limits.max_length or (encoder.limit if encoder else None)
-        self._judge = Judge(
-            options.limits, special_tokens=encoder.special_tokens if encoder else (), eval_hashes=evaluation
-        )
+        self._evaluation = evaluation
+        self._options = options
+        self._overlap = True
+        self._seen = Seen()
+        self._judge = self._new_judge(apart=False)
         self._tally = Tally()
         self._rewards: list[float] = []
         self._moments = Moments()
@@ -113,29 +150,98 @@ class _DataCheck:
         self._shapes: dict[str, Fields] = {}
         self._total = self._bad = 0
         self._copy: CleanCopy | None = None
+        self._hashes: Hashes | None = None  # gathered instead of judged, in a process of --jobs
+
+    def _new_judge(self, *, apart: bool) -> Judge:
+        special = self._encoder.special_tokens if self._encoder else ()
+        return Judge(self._options.limits, special_tokens=special, eval_hashes=self._evaluation, apart=apart)
 
     def read(self, sources: Iterable[str], copy: CleanCopy | None) -> None:
         """Read all files to their ends."""
         self._copy = copy
         for source in sources:
-            before = self._total
             rows, fields = _recognised(source, read_rows(source, self._advance(source)), self._given)
-            if fields is not None:
-                self._shapes[source] = fields
-            batches = iter(lambda rows=rows: list(itertools.islice(rows, _BATCH)), [])  # type: ignore[misc]
-            for batch in batches:
-                self._batch(batch, fields)
-            self._rows[source] = self._total - before
+            self.read_source(source, rows, fields)
+
+    def read_source(self, source: str, rows: Iterator[Row], fields: Fields | None) -> None:
+        """Read rows of one file. Tokens of one batch are counted while the next is judged."""
+        before = self._total
+        if fields is not None:
+            self._shapes[source] = fields
+        judge = self._judge.judge
+        batches = iter(lambda: list(itertools.islice(rows, _BATCH)), [])
+        judged = (
+            (rows, [judge(row.value, fields) if row.value is not None and fields is not None else None for row in rows])
+            for rows in batches
+        )
+        for batch, ready in judged if self._encoder is None else self._tokenized(judged):
+            self._note(batch, ready)
+        self._rows[source] = self._rows.get(source, 0) + self._total - before
+
+    def read_parallel(self, sources: tuple[str, ...], jobs: int) -> None:
+        """Read all files to their ends with several processes; duplicates are sought here."""
+        shapes = {source: _recognised(source, read_rows(source), self._given)[1] for source in sources}
+        with Workers(jobs, lambda part: self._part(part, shapes[part.source])) as workers:
+            for part, done in workers.results(parts_of(sources)):
+                self._merge(part, done)
+                if self._progress is not None:
+                    self._progress(part.source, part.end or 0, self._total)
+
+    def _part(self, part: Part, fields: Fields | None) -> PartResult:
+        """Judge one part, in a process of --jobs: everything that is counted begins at zero."""
+        one = _DataCheck(self._options, self._encoder, self._evaluation, None)
+        one._judge, one._overlap = one._new_judge(apart=True), False
+        one._hashes = Hashes(array("q"), array("q"), bytearray())
+        one.read_source(part.source, read_part(part), fields)
+        return PartResult(
+            tally=one._tally, lengths=one._lengths, prompts=one._prompts, moments=one._moments, total=one._total,
+            bad=one._bad, hashes=one._hashes, fields=fields,
+        )  # fmt: skip
+
+    def _merge(self, part: Part, done: PartResult) -> None:
+        self._tally.merge(done.tally)
+        self._lengths.merge(done.lengths)
+        self._prompts.merge(done.prompts)
+        self._moments = self._moments.merge(done.moments)
+        self._total += done.total
+        self._bad += done.bad
+        self._rows[part.source] = self._rows.get(part.source, 0) + done.total
+        if done.fields is not None:
+            self._shapes[part.source] = done.fields
+        repeats = self._seen.repeats
+        for key, number, faulty in zip(done.hashes.keys, done.hashes.numbers, done.hashes.faulty, strict=True):
+            if repeats(key, bool(faulty & 1)):
+                text = _text_at(part, number, done.fields) if self._tally.wants_example("duplicate") else ""
+                self._tally.add("duplicate", shown(part.source, number, text))
+                self._bad += not faulty & 2
 
     def _advance(self, source: str) -> Callable[[int], None] | None:
         progress = self._progress
         return None if progress is None else lambda position: progress(source, position, self._total)
 
-    def _batch(self, batch: list[Row], fields: Fields | None) -> None:
-        judge = self._judge.judge
-        judged = [judge(row.value, fields) if row.value is not None and fields is not None else None for row in batch]
-        if self._encoder is not None:
-            self._tokens(judged)
+    def _tokenized(self, judged: Iterator[_Batch]) -> Iterator[_Batch]:
+        """Hand batches on with their tokens counted, by a thread of its own: tokenizers work without the GIL.
+
+        Not in a process of --jobs, where every core is busy: there the thread costs more than it hides.
+        """
+        if not self._overlap:
+            for one in judged:
+                self._tokens(one[1])
+                yield one
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="tokens") as pool:
+            waiting: tuple[Future[None], _Batch] | None = None
+            for one in judged:
+                begun = pool.submit(self._tokens, one[1])
+                if waiting is not None:
+                    waiting[0].result()
+                    yield waiting[1]
+                waiting = (begun, one)
+            if waiting is not None:
+                waiting[0].result()
+                yield waiting[1]
+
+    def _note(self, batch: list[Row], judged: list[Judged | None]) -> None:
         for row, one in zip(batch, judged, strict=True):
             self._total += 1
             if one is None:
@@ -146,6 +252,10 @@ class _DataCheck:
                 if self._limit is not None and one.length > self._limit:
                     one.faults.append(("too-long", f"{one.length:,} characters", ""))
             self._rewards += one.rewards
+            if self._hashes is not None and one.key is not None:
+                self._hashes.keys.append(one.key)
+                self._hashes.numbers.append(row.number)
+                self._hashes.faulty.append(one.faulty + 2 * bool(one.faults))
             self._count(row, one.faults)
         self._moments = self._moments.merge(Moments.of(self._rewards))
         self._rewards.clear()
@@ -211,7 +321,7 @@ class _DataCheck:
             out.append("lengths against a limit (--max-length N)")
         if not evaluated:
             out.append("leakage into an evaluation set (--eval FILE)")
-        if self._judge.forgetful:
+        if self._judge.forgetful or self._seen.forgetful:
             out.append(f"duplicates beyond the first {MOST_REMEMBERED:,} distinct rows")
         return tuple(out)
 

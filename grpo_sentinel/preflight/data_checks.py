@@ -50,21 +50,33 @@ class Judged:
     response: Messages
     rewards: list[float]
     length: int  # characters of prompt and response
+    key: int | None = None  # hash of the row, where duplicates are sought by somebody else
+    faulty: bool = False  # before tokens were looked at
 
 
 class Judge:
     """Judges samples of one shape and remembers hashes for duplicates; one for all files of a run."""
 
     def __init__(
-        self, limits: Limits, *, special_tokens: Iterable[str] = (), eval_hashes: frozenset[int] = frozenset()
+        self,
+        limits: Limits,
+        *,
+        special_tokens: Iterable[str] = (),
+        eval_hashes: frozenset[int] = frozenset(),
+        apart: bool = False,
     ) -> None:
         own = sorted((re.escape(token) for token in special_tokens if len(token) > 2), key=len, reverse=True)
         self._special = re.compile("|".join([*own, _SPECIAL]))
         self._special_starts = tuple({token[0] for token in special_tokens if token} | {"<", "["})
         self._limits = limits
-        self._seen: set[int] = set()
+        self._seen = Seen()
+        self._apart = apart
         self._eval = eval_hashes
-        self.forgetful = False  # more rows than it remembers
+
+    @property
+    def forgetful(self) -> bool:
+        """More rows than it remembers."""
+        return self._seen.forgetful
 
     def judge(self, row: Mapping[str, Any], fields: Fields) -> Judged:
         """Judge one row; the order of faults is the order of the checks."""
@@ -84,9 +96,8 @@ class Judge:
         asked = user_text(prompt) if prompt else ""
         if any(start in asked for start in self._special_starts) and (found := self._special.search(asked)):
             faults.append(("special-token", asked[max(0, found.start() - 20) :], found[0]))
-        if whole:
-            self._repeated(whole, answered, faults)
-        return Judged(faults, prompt, response, rewards, len(whole) + len(answered))
+        key = self._repeated(whole, answered, faults) if whole else None
+        return Judged(faults, prompt, response, rewards, len(whole) + len(answered), key, bool(faults))
 
     def _texts(self, row: Mapping[str, Any], fields: Fields, faults: Faults) -> tuple[Messages, Messages]:
         value = lookup(row, fields.prompt)
@@ -168,20 +179,35 @@ class Judge:
         elif isinstance(value, float) and math.isnan(value):
             faults.append(("empty-answer", "nan", ""))
 
-    def _repeated(self, whole: str, answered: str, faults: Faults) -> None:
+    def _repeated(self, whole: str, answered: str, faults: Faults) -> int:
         key = prompt_hash(whole)
         if key in self._eval:
             faults.append(("leakage", whole, ""))
         if answered:  # a prompt with several responses is a group, not a repetition
             key = hash((key, answered))
-        if key in self._seen:
+        if not self._apart and self._seen.repeats(key, bool(faults)):
             faults.append(("duplicate", whole, ""))
-        elif faults:
-            return  # a clean copy drops it: a good row with the same prompt must not go too
-        elif len(self._seen) < MOST_REMEMBERED:
-            self._seen.add(key)
+        return key
+
+
+class Seen:
+    """Hashes of the rows so far, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._keys: set[int] = set()
+        self.forgetful = False  # more rows than it remembers
+
+    def repeats(self, key: int, faulty: bool) -> bool:
+        """Tell whether a row came before, and remember it."""
+        if key in self._keys:
+            return True
+        if faulty:
+            return False  # a clean copy drops it: a good row with the same prompt must not go too
+        if len(self._keys) < MOST_REMEMBERED:
+            self._keys.add(key)
         else:
             self.forgetful = True
+        return False
 
 
 def prompt_hash(text: str) -> int:
@@ -219,4 +245,4 @@ def shown(source: str, number: int, text: str) -> str:
     return f"{source}:{number}" + (f": {excerpt(text)}" if text else "")
 
 
-__all__ = ["MOST_REMEMBERED", "Judge", "Judged", "Limits", "judge_rewards", "prompt_hash", "shown"]
+__all__ = ["MOST_REMEMBERED", "Judge", "Judged", "Limits", "Seen", "judge_rewards", "prompt_hash", "shown"]

@@ -9,6 +9,7 @@ from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.report import Fault
 
 EXAMPLES = 3
+_MOST_GROUPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,23 @@ class Tally:
             kept.append(example)
         if detail:
             groups = self.details.setdefault(code, {})
-            if detail in groups or len(groups) < 16:
+            if detail in groups or len(groups) < _MOST_GROUPS:
                 groups[detail] = groups.get(detail, 0) + 1
 
     def wants_example(self, code: str) -> bool:
         """Whether another example of it would be kept: making one costs more than counting."""
         return len(self.examples.get(code, ())) < EXAMPLES
+
+    def merge(self, other: Tally) -> None:
+        """Take in what was counted after this."""
+        for code, count in other.counts.items():
+            self.counts[code] = self.counts.get(code, 0) + count
+            kept = self.examples.setdefault(code, [])
+            kept += other.examples.get(code, [])[: EXAMPLES - len(kept)]
+            groups = self.details.setdefault(code, {}) if code in other.details else {}
+            for detail, n in other.details.get(code, {}).items():
+                if detail in groups or len(groups) < _MOST_GROUPS:
+                    groups[detail] = groups.get(detail, 0) + n
 
     def faults(self) -> Iterable[Fault]:
         """One fault per kind that was seen, in the order of the table."""

@@ -20,6 +20,14 @@ class Lengths:
         if length > self._highest:
             self._highest = length
 
+    def merge(self, other: Lengths) -> None:
+        """Add the counts of another."""
+        for bucket, count in other._buckets.items():
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + count
+        self._count += other._count
+        self._sum += other._sum
+        self._highest = max(self._highest, other._highest)
+
     def quantile(self, share: float) -> int | None:
         """The lower edge of the bucket in which that share is reached; None when nothing was counted."""
         left = share * self._count

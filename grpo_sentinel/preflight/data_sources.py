@@ -21,7 +21,9 @@ from grpo_sentinel.errors import SentinelError
 
 MAX_ROW_BYTES = 64 << 20
 STDIN = "-"
-_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
+_ZSTD = "zstd"
+_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": _ZSTD, ".zstd": _ZSTD}
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "lzma", b"\x28\xb5\x2f\xfd": _ZSTD}
 _TABLES = (".parquet", ".arrow")
 _ENDINGS = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", *_TABLES)
 _METADATA = ("state.json", "dataset_info.json", "dataset_dict.json")  # of a folder of `datasets`
@@ -99,17 +101,111 @@ def read_rows(source: str, advance: Advance | None = None) -> Iterator[Row]:
             raw.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Lines of one file that one process reads: bytes `start` to `end` (None = all), after `number` other lines."""
+
+    source: str
+    start: int = 0
+    end: int | None = None
+    number: int = 0
+
+
+def split(source: str, part_bytes: int) -> list[Part]:
+    """Cut a plain file of JSON lines at line ends into parts of about `part_bytes`; any other source is one part."""
+    whole = [Part(source)]
+    if source == STDIN or _ending(source) not in (".jsonl", ".ndjson") or Path(source).suffix.lower() in _COMPRESSED:
+        return whole
+    try:
+        with open(source, "rb") as file:
+            if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
+                return whole
+            return _cut(source, file, part_bytes)
+    except OSError:
+        return whole  # read_rows says why
+
+
+def _cut(source: str, file: BinaryIO, part_bytes: int) -> list[Part]:
+    file.seek(0)
+    out: list[Part] = []
+    start = at = number = lines = 0
+    while chunk := file.read(1 << 20):
+        cut = chunk.rfind(b"\n") + 1
+        if at + cut - start >= part_bytes and cut:
+            lines += chunk.count(b"\n", 0, cut)
+            out.append(Part(source, start, at + cut, number))
+            start, number = at + cut, number + lines
+            lines = chunk.count(b"\n", cut)
+        else:
+            lines += chunk.count(b"\n")
+        at += len(chunk)
+    return [*out, Part(source, start, at, number)] if at > start or not out else out
+
+
+def read_part(part: Part) -> Iterator[Row]:
+    """Read one part as `read_rows` reads the whole."""
+    if part.end is None:
+        yield from read_rows(part.source)
+        return
+    try:
+        with open(part.source, "rb", buffering=0) as raw:
+            stream: Any = io.BufferedReader(_Limited(raw, part.start, part.end), 1 << 18)
+            yield from _json(part.source, stream, lambda: None, part.number, b"{")
+    except OSError as error:
+        raise SentinelError(f"cannot read {part.source}: {error.strerror}; give a readable file") from error
+
+
+class _Limited(io.RawIOBase):
+    """Bytes `start` to `end` of a file."""
+
+    def __init__(self, file: Any, start: int, end: int) -> None:
+        self._file, self._left = file, end - start
+        file.seek(start)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._file.read(min(len(buffer), self._left))
+        self._left -= len(part)
+        buffer[: len(part)] = part
+        return len(part)
+
+
 def _decompressed(source: str, raw: BinaryIO) -> BinaryIO:
     buffered: Any = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
-    gzip = source == STDIN and buffered.peek(2)[:2] == b"\x1f\x8b"
-    module = "gzip" if gzip else _COMPRESSED.get(Path(source).suffix.lower())
+    module = _COMPRESSED.get(Path(source).suffix.lower())
+    if source == STDIN:
+        head = buffered.peek(8)
+        module = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+    if module == _ZSTD:
+        return _zstandard(source, buffered)
     opened = import_module(module).open(buffered, "rb") if module else buffered
     return opened  # type: ignore[no-any-return]
 
 
-def _json(source: str, stream: BinaryIO, tick: Callable[[], None]) -> Iterator[Row]:
-    first = b""
-    number = 0
+def _zstandard(source: str, raw: BinaryIO) -> BinaryIO:
+    """Open zstd with what is there: Python 3.14, zstandard, or pyarrow."""
+    opened: Any
+    for name in ("compression.zstd", "zstandard"):
+        try:
+            opened = import_module(name).open(raw, "rb")
+            return opened  # type: ignore[no-any-return]
+        except ImportError:
+            continue
+    try:
+        pyarrow = import_module("pyarrow")
+    except ImportError as error:
+        raise SentinelError(
+            f"{source} is compressed with zstd, which needs zstandard or pyarrow: pip install zstandard"
+        ) from error
+    opened = io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"))
+    return opened  # type: ignore[no-any-return]
+
+
+def _json(
+    source: str, stream: BinaryIO, tick: Callable[[], None], number: int = 0, first: bytes = b""
+) -> Iterator[Row]:  # fmt: skip
     loads = json.loads
     try:
         for line in _lines(stream):
@@ -256,4 +352,4 @@ def _arrow(pyarrow: Any, source: str) -> Iterator[Any]:
                 yield file.get_batch(index)
 
 
-__all__ = ["MAX_ROW_BYTES", "STDIN", "Advance", "Row", "expand", "read_rows"]
+__all__ = ["MAX_ROW_BYTES", "STDIN", "Advance", "Part", "Row", "expand", "read_part", "read_rows", "split"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def load_model(directory: Path) -> ModelScorer:
             f"{directory} is a model: checking it needs torch and transformers, install 'grpo-sentinel[trl]'"
         ) from error
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), quiet_loading(transformers):
             model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
                 str(directory), local_files_only=True, output_loading_info=True
             )
@@ -104,6 +104,19 @@ def load_model(directory: Path) -> ModelScorer:
     return ModelScorer(
         str(directory), model, tokenizer, untouched=True, load_faults=_load_faults(directory, model, tokenizer, info)
     )
+
+
+@contextlib.contextmanager
+def quiet_loading(transformers: Any) -> Iterator[None]:
+    """Keep the progress bars of loading off the screen of a check."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled() if hasattr(logging, "is_progress_bar_enabled") else True
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _load_faults(directory: Path, model: Any, tokenizer: Any, info: dict[str, Any]) -> list[Fault]:
@@ -134,4 +147,4 @@ def _load_faults(directory: Path, model: Any, tokenizer: Any, info: dict[str, An
     return out
 
 
-__all__ = ["ModelScorer", "load_model"]
+__all__ = ["ModelScorer", "load_model", "quiet_loading"]

@@ -1,0 +1,189 @@
+"""`check all`: every check that the given paths allow, one after another; what was not given is said, not guessed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.checkpoint import check_checkpoint
+from grpo_sentinel.preflight.config_check import check_config, read_mapping
+from grpo_sentinel.preflight.data import DataOptions, check_data
+from grpo_sentinel.preflight.data_checks import Limits
+from grpo_sentinel.preflight.environment import EnvironmentOptions, check_environment
+from grpo_sentinel.preflight.gradients import GradientOptions, check_gradients
+from grpo_sentinel.preflight.look import Level
+from grpo_sentinel.preflight.policy import PolicyOptions, check_policy
+from grpo_sentinel.preflight.report import SCHEMA_VERSION, CheckReport, Fault
+from grpo_sentinel.preflight.reward import RewardOptions, check_reward
+
+SCHEMA = "grpo-sentinel/all-check"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllOptions:
+    """Everything that a run consists of; "" and () = not given. Also the keys of a file for `--config`."""
+
+    data: tuple[str, ...] = ()
+    eval: tuple[str, ...] = ()
+    policy: str = ""
+    reference: str = ""
+    reward_model: str = ""
+    reward: str = ""
+    template: str = "{answer}"
+    checkpoint: str = ""
+    checkpoint_dir: str = ""
+    trainer_config: str = ""
+    sentinel_config: str = ""
+    world_size: int = 0
+    reward_low: float | None = None
+    reward_high: float | None = None
+    device: str = ""
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReport:
+    """The reports by check, in the order in which they ran."""
+
+    reports: Mapping[str, CheckReport]
+    not_run: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """0 when nothing was found in any, else 1."""
+        return max((one.exit_code for one in self.reports.values()), default=0)
+
+    def to_json(self) -> dict[str, object]:
+        """Give the reports in their versioned schema."""
+        return {
+            "schema": SCHEMA, "version": SCHEMA_VERSION, "clean": self.exit_code == 0,
+            "checks": {name: one.to_json() for name, one in self.reports.items()}, "not_run": list(self.not_run),
+            "seconds": round(self.seconds, 3),
+        }  # fmt: skip
+
+
+def read_options(path: Path, given: AllOptions) -> AllOptions:
+    """Read options from YAML or JSON; what `given` sets wins. Raises `SentinelError` for a key that is none."""
+    known = {one.name: one for one in fields(AllOptions)}
+    out: dict[str, Any] = {}
+    for key, value in read_mapping(path).items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise SentinelError(f"{path}: {key} is no key of check all; it knows {', '.join(known)}")
+        kind = known[name].type
+        if kind == "tuple[str, ...]":
+            value = tuple(str(one) for one in (value if isinstance(value, list) else [value]))
+        elif kind == "str":
+            value = str(value)
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise SentinelError(f"{path}: {key}: expected a number, got {value!r}")
+        out[name] = value
+    default = AllOptions()
+    told = {name: getattr(given, name) for name in known if getattr(given, name) != getattr(default, name)}
+    return replace(default, **{**out, **told})
+
+
+def check_everything(options: AllOptions, begun: Callable[[str], None] | None = None) -> AllReport:
+    """Run all that applies; `begun` is told the name of each. Never raises for one check: it says why it could not."""
+    began = time.monotonic()
+    reports: dict[str, CheckReport] = {}
+    not_run: list[str] = []
+    for name, run, missing in _plan(options):
+        if run is None:
+            not_run.append(f"{name}: needs {missing}")
+            continue
+        if begun is not None:
+            begun(name)
+        try:
+            reports[name] = run()
+        except SentinelError as error:
+            fault = Fault(level=Level.CANNOT_TELL, code="not-checked", where=name, message=str(error),
+                          remedy=f"see grpo-sentinel check {name.split()[0]} --help")  # fmt: skip
+            reports[name] = CheckReport(kind=name, subject=name, looked_at=(), faults=(fault,))
+    return AllReport(reports=reports, not_run=tuple(not_run), seconds=time.monotonic() - began)
+
+
+_Step = tuple[str, Callable[[], CheckReport] | None, str]
+
+
+def _plan(one: AllOptions) -> Iterator[_Step]:
+    """Cheap ones first; the path that is missing where a check cannot run."""
+    models = {"policy": one.policy, "reference": one.reference, "reward": one.reward_model}
+    yield (
+        "environment",
+        lambda: check_environment(
+            EnvironmentOptions(
+                models={role: Path(path) for role, path in models.items() if path and Path(path).is_dir()},
+                checkpoint_dir=Path(one.checkpoint_dir) if one.checkpoint_dir else None,
+            )
+        ),
+        "",
+    )
+    size = one.world_size or None
+    yield (
+        "config", partial(check_config, Path(one.trainer_config), world_size=size) if one.trainer_config else None,
+        "--trainer-config FILE",
+    )  # fmt: skip
+    yield (
+        "config (sentinel)", partial(check_config, Path(one.sentinel_config)) if one.sentinel_config else None,
+        "--sentinel-config FILE",
+    )  # fmt: skip
+    yield "data", (lambda: check_data(one.data, _data(one))) if one.data else None, "--data FILE"
+    yield "checkpoint", (lambda: _checkpoint(Path(one.checkpoint))) if one.checkpoint else None, "--checkpoint DIR"
+    rewards = {"reward": one.reward, "reward (model)": one.reward_model}
+    for name, target in rewards.items():
+        yield (
+            name,
+            partial(check_reward, target, one.data, _reward(one)) if target and one.data else None,
+            ("--reward MODULE:FUNCTION and --data FILE" if name == "reward" else "--reward-model DIR and --data FILE"),
+        )
+    yield "policy", (lambda: check_policy(one.policy, _policy(one))) if one.policy else None, "--policy DIR"
+    subject = one.checkpoint or one.policy
+    yield "gradients", (lambda: check_gradients(subject, _gradients(one))) if subject else None, "--checkpoint DIR"
+
+
+def _data(one: AllOptions) -> DataOptions:
+    tokenizer = Path(one.policy) if one.policy and Path(one.policy).is_dir() else None
+    limits = Limits(reward_low=one.reward_low, reward_high=one.reward_high)
+    return DataOptions(limits=limits, evaluation=one.eval, tokenizer=tokenizer, jobs=0)
+
+
+def _reward(one: AllOptions) -> RewardOptions:
+    return RewardOptions(template=one.template, low=one.reward_low, high=one.reward_high)
+
+
+def _policy(one: AllOptions) -> PolicyOptions:
+    return PolicyOptions(
+        reference=one.reference, reward_model=one.reward_model, reward=one.reward, data=one.data, dtype=one.dtype,
+        device=one.device,
+    )  # fmt: skip
+
+
+def _gradients(one: AllOptions) -> GradientOptions:
+    return GradientOptions(
+        data=one.data, reward=one.reward or one.reward_model, dtype=one.dtype, device=one.device
+    )  # fmt: skip
+
+
+def _checkpoint(path: Path) -> CheckReport:
+    """The answer of `check checkpoint` as a report like the others."""
+    report = check_checkpoint(path)
+    remedy = "grpo-sentinel resume-point names the checkpoint to use"
+    return CheckReport(
+        kind="checkpoint", subject=str(path), looked_at=(f"{len(report.files)} files",), seconds=report.seconds,
+        faults=tuple(
+            Fault(level=one.level, code=one.code, where=one.where, subject=one.subject, message=one.message,
+                  remedy=remedy)
+            for one in report.problems
+        ),
+        facts={"resumable": report.resumable.value, "step": report.step, "finite": report.finite},
+    )  # fmt: skip
+
+
+__all__ = ["SCHEMA", "AllOptions", "AllReport", "check_everything", "read_options"]

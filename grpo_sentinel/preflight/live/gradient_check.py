@@ -1,0 +1,274 @@
+"""The run of `check gradients`: load, one backward, spreads by layer, carriers, parameters and optimizer state."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.gradients import GradientOptions
+from grpo_sentinel.preflight.live.carriers import Carriers, find_carriers
+from grpo_sentinel.preflight.live.loading import Loaded, load_policy
+from grpo_sentinel.preflight.live.policy_judge import Findings
+from grpo_sentinel.preflight.live.rollout import Batch, generate, given_responses
+from grpo_sentinel.preflight.live.scoring import advantages, backward, score
+from grpo_sentinel.preflight.live.spread import FP16_LARGEST, Spread, gradients_of, spreads
+from grpo_sentinel.preflight.look import Level
+from grpo_sentinel.preflight.optimizer_state import compare_state, rate_faults, read_optimizer_state
+from grpo_sentinel.preflight.prompts import built_in_prompts, read_prompts
+from grpo_sentinel.preflight.report import CheckReport, Fault, excerpt, gravest_first
+from grpo_sentinel.preflight.reward import load_target
+from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
+
+_LOSS_SCALE = 65536.0  # where torch.amp.GradScaler begins
+_BF16_STEP = 2.0**-9  # half of the gap between neighbours, relative
+_FAIR = 4.0  # times its fair share before one sample or token is told
+
+
+def check(target: str, options: GradientOptions) -> CheckReport:
+    """Run everything that applies."""
+    began = time.monotonic()
+    deadline = began + options.timeout_seconds
+    loaded = load_policy(target, dtype=options.dtype, device=options.device)
+    found = Findings(target)
+    found.faults += loaded.faults
+    batch, weights = _batch(loaded, options, found, deadline)
+    own = score(loaded, batch)
+    trainable = [name for name, one in loaded.model.named_parameters() if one.requires_grad]
+    if not trainable:
+        raise SentinelError(f"{target}: not one parameter is trainable; unfreeze it, or put adapters on it")
+    loaded.model.zero_grad(set_to_none=True)
+    backward(loaded, batch, weights, own.logp_BC, None, 0.0)
+    _layers(found, loaded, options)
+    _parameters(found, loaded)
+    carriers = find_carriers(loaded, batch, weights, own.logp_BC, deadline + 15.0)
+    _carried(found, loaded, batch, carriers, options)
+    _headroom(found, loaded, carriers, own.largest_logit)
+    _optimizer(found, loaded)
+    return CheckReport(
+        kind="gradients", subject=target, looked_at=tuple(found.looked_at), not_seen=tuple(found.not_seen),
+        faults=gravest_first(found.faults), notes=tuple(found.notes), facts=found.facts,
+        seconds=time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _batch(
+    loaded: Loaded, options: GradientOptions, found: Findings, deadline: float
+) -> tuple[Batch, torch.Tensor]:  # fmt: skip
+    count, size = options.samples, options.group_size
+    rows = read_prompts(options.data, options.fields, count) if options.data else []
+    answered = [one for one in rows if one.completion]
+    if answered:
+        batch = given_responses(loaded, answered, options.max_tokens)
+        found.looked_at.append(f"{len(answered)} responses of the data, each with advantage 1")
+        return batch, torch.ones(len(answered))
+    prompts = rows or built_in_prompts(count)
+    if not rows:
+        found.not_seen.append("your own samples (--data FILE): built-in prompts were used")
+    try:
+        batch = generate(
+            loaded, prompts[: max(1, math.ceil(count / size))], group_size=size, max_tokens=options.max_tokens,
+            seed=options.seed, deadline=deadline,
+        )  # fmt: skip
+    except RuntimeError as error:
+        raise SentinelError(f"{loaded.name} cannot generate: {' '.join(str(error).split())[:200]}") from error
+    weights = _rewarded(batch, options, found)
+    return batch, weights
+
+
+def _rewarded(batch: Batch, options: GradientOptions, found: Findings) -> torch.Tensor:
+    size = len(batch.samples)
+    if options.reward:
+        try:
+            values = Trial(load_target(options.reward), time.monotonic() + 20.0).score(batch.samples)
+        except OutOfTime:
+            values = []
+        if values and all(one is not None and math.isfinite(one) for one in values):
+            weights = advantages(torch.tensor([float(one or 0.0) for one in values]), batch.group_size)
+            if bool((weights != 0).any()):
+                found.looked_at.append(f"{size} completions sampled by the policy, advantages from {options.reward}")
+                return weights
+        found.cannot_tell("no-advantage", f"{options.reward} gave no usable rewards: advantages of +1 and -1 instead",
+                          "see check reward")  # fmt: skip
+    else:
+        found.not_seen.append("gradients under real advantages (--reward): +1 and -1 in turn were used")
+    found.looked_at.append(f"{size} completions sampled by the policy, advantages +1 and -1 in turn")
+    return torch.tensor([1.0, -1.0]).repeat((size + 1) // 2)[:size]
+
+
+def _layers(found: Findings, loaded: Loaded, options: GradientOptions) -> None:
+    """Distribution by layer (S25), and the norm against its limit (S27)."""
+    by_layer = spreads(gradients_of(loaded.model))
+    found.facts["layers"] = {name: spread.summary() for name, spread in by_layer.items()}
+    norm = math.sqrt(sum(spread.square for spread in by_layer.values()))
+    count = sum(spread.count for spread in by_layer.values())
+    found.facts["norm"] = norm
+    found.looked_at.append(f"one backward in {loaded.dtype}: {count:,} gradient elements in {len(by_layer)} layers")
+    bad = {name: spread.nonfinite for name, spread in by_layer.items() if spread.nonfinite}
+    if bad:
+        found.broken(
+            "non-finite-gradient",
+            f"{sum(bad.values()):,} gradient elements are NaN or infinite, in "
+            f"{len(bad)} layers, the last in forward order {list(bad)[-1]}",
+            "the layer nearest to the loss is where it began; the sample is named below",
+            len(bad),
+            list(bad),
+        )
+    if norm == 0.0 and not bad:
+        found.broken("no-gradient", "every gradient is 0", "see advantages, masks, and detached tensors")
+    if options.max_norm is not None and norm > options.max_norm:
+        found.broken("norm", f"the gradient norm is {norm:,.4g}, above {options.max_norm:g}",
+                     "see the layers and the sample that carry it")  # fmt: skip
+    _spikes(found, by_layer, options)
+
+
+def _spikes(found: Findings, by_layer: dict[str, Spread], options: GradientOptions) -> None:
+    """max > 10 means is one sign: every gradient of a transformer has it, so it is a fact and no fault by itself."""
+    signs = []
+    for name, spread in by_layer.items():
+        one = spread.summary()
+        if one["count"] and one["max"] > options.spike * one["mean"] and one["p95"] < 0.1 * one["max"]:
+            signs.append(name)
+    found.facts["spiky_layers"] = signs
+    norms = sorted(spread.norm for spread in by_layer.values())
+    median = norms[len(norms) // 2] if norms else 0.0
+    far = [name for name, spread in by_layer.items() if median and spread.norm > 100 * median]
+    if far:
+        found.doubtful(
+            "layer-dominates",
+            f"the gradient of {far[0]} is {by_layer[far[0]].norm / median:,.0f} times the median layer's",
+            "see its initialisation and the scale of its input",
+            len(far),
+            far,
+        )
+
+
+def _parameters(found: Findings, loaded: Loaded) -> None:
+    """Frozen, without gradient, and held by no optimizer (S34)."""
+    named = dict(loaded.model.named_parameters())
+    frozen = [name for name, one in named.items() if not one.requires_grad]
+    without = [name for name, one in named.items() if one.requires_grad and one.grad is None]
+    zero = [name for name, one in named.items() if one.grad is not None and not bool(one.grad.any())]
+    found.facts["parameters"] = {
+        "tensors": len(named), "frozen": len(frozen), "without_gradient": len(without), "zero_gradient": len(zero),
+    }  # fmt: skip
+    found.looked_at.append(f"{len(named)} parameters: frozen, reached by the loss, held by the optimizer")
+    if without:
+        found.doubtful("unreached", f"{len(without)} trainable parameters get no gradient",
+                       "freeze what is not used: DDP waits for it, and weight decay still changes it",
+                       len(without), without)  # fmt: skip
+    if frozen:
+        found.notes.append(f"{len(frozen)} of {len(named)} parameters are frozen, for example {frozen[0]}")
+    if loaded.optimizer is not None:
+        held = {id(one) for group in loaded.optimizer.param_groups for one in group["params"]}
+        unheld = [name for name, one in named.items() if one.requires_grad and id(one) not in held]
+        strange = len(held - {id(one) for one in named.values()})
+        if unheld:
+            found.broken(
+                "not-in-optimizer",
+                f"{len(unheld)} trainable parameters are not held by the optimizer",
+                "build the optimizer after parameters were added, unfrozen or wrapped",
+                len(unheld),
+                unheld,
+            )
+        if strange:
+            found.broken(
+                "stale-state",
+                f"the optimizer holds {strange} tensors that are not in the model",
+                "build it after adapters, and after .to(dtype) or a resize replaced parameters",
+                strange,
+            )
+
+
+def _carried(
+    found: Findings, loaded: Loaded, batch: Batch, carriers: Carriers, options: GradientOptions
+) -> None:  # fmt: skip
+    """Sample and token that carry the gradient (S26)."""
+    count = len(carriers.norms_B)
+    index, share = carriers.top_sample()
+    row, place, token_share = carriers.top_token()
+    width = batch.width
+    token = int(batch.ids_BT[row, -width + place] if place < width else 0)
+    text = excerpt(loaded.tokenizer.decode([token]), 30)
+    sample = batch.samples[index]
+    tokens = max(1, int(batch.completion_BC[:count].sum()))
+    found.facts["carriers"] = {
+        "samples": count, "top_sample": sample.place, "top_sample_share": share,
+        "top_token": {"sample": batch.samples[row].place, "place": place, "id": token, "share": token_share},
+        "sample_norms": _range(carriers.norms_B),
+    }  # fmt: skip
+    found.looked_at.append(
+        f"the gradient of each of {count} samples, and of each of {tokens:,} tokens at the output layer"
+    )
+    if count < len(batch.samples):
+        found.not_seen.append(f"{len(batch.samples) - count} samples one by one: the time was up (--timeout)")
+    if share > options.most_share and share > _FAIR / count:
+        found.doubtful("one-sample", f"one of {count} samples carries {share:.0%} of the squared gradient",
+                       "look at it: an outlier of length, reward or content; clip per sample, or drop it",
+                       examples=(f"{sample.place}: {excerpt(sample.completion, 60)}",))  # fmt: skip
+    if token_share > options.most_share and token_share > _FAIR / tokens and tokens >= 8:
+        found.doubtful("one-token", f"one of {tokens:,} tokens carries {token_share:.0%} of the squared gradient",
+                       "a token the policy holds for almost impossible: see special tokens, template, and masks",
+                       examples=(f"{batch.samples[row].place}, token {place}: {token} {text!r}",))  # fmt: skip
+
+
+def _range(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}
+
+
+def _headroom(found: Findings, loaded: Loaded, carriers: Carriers, largest_logit: float) -> None:
+    """How near float16 and bfloat16 are to their limits with these numbers."""
+    layers = found.facts["layers"]
+    assert isinstance(layers, dict)
+    largest = max((one.get("max", 0.0) for one in layers.values()), default=0.0)
+    activation = max(carriers.largest_hidden, largest_logit)
+    found.facts["headroom"] = {
+        "largest_gradient": largest, "float16_at_loss_scale_65536": largest * _LOSS_SCALE / FP16_LARGEST,
+        "largest_activation": activation, "float16_activation": activation / FP16_LARGEST,
+    }  # fmt: skip
+    found.looked_at.append("headroom of float16 and bfloat16: gradients, activations, logits")
+    if activation > FP16_LARGEST / 4:
+        level = Level.BROKEN if loaded.dtype == "float16" else Level.DOUBTFUL
+        found.add(level, "float16-activations", f"activations reach {activation:,.0f}; float16 ends at 65,504",
+                  "use bfloat16, which ends at 3e38")  # fmt: skip
+    if largest * _LOSS_SCALE > FP16_LARGEST:
+        found.notes.append(
+            f"float16 with a loss scale of 65,536 would overflow (largest gradient {largest:.3g}): the scaler begins "
+            "by skipping updates"
+        )
+
+
+def _optimizer(found: Findings, loaded: Loaded) -> None:
+    """State of a checkpoint's optimizer against the parameters (S33, S34), its rates (S35), and bfloat16's steps."""
+    if loaded.directory is None:
+        if loaded.optimizer is None:
+            found.not_seen.append("an optimizer: the function returned none")
+        return
+    state = read_optimizer_state(loaded.directory)
+    if isinstance(state, str):
+        found.not_seen.append(state)
+        return
+    shapes = {name: tuple(one.shape) for name, one in loaded.model.named_parameters() if one.requires_grad}
+    faults: list[Fault] = compare_state(state, shapes, loaded.name)
+    faults += rate_faults(loaded.directory, state, loaded.name)
+    found.faults += faults
+    found.looked_at.append(f"{state.file}: {len(state.shapes)} states of {len(state.held)} parameters, not unpickled")
+    found.facts["learning_rates"] = list(state.rates[:4])
+    rate = max(state.rates, default=0.0)
+    saved = str(getattr(loaded.model.config, "dtype", None) or getattr(loaded.model.config, "torch_dtype", ""))
+    if rate and "bfloat16" in saved:
+        sizes = torch.stack([one.detach().abs().double().mean() for one in loaded.model.parameters() if one.ndim > 1])
+        relative = rate / float(sizes.median())  # an Adam update is about the learning rate
+        found.facts["update_ratio"] = relative
+        if relative < _BF16_STEP / 4:
+            found.doubtful(
+                "lost-updates", f"an update of about {rate:g} is {relative:.2g} of a usual weight, below what bfloat16 "
+                "can hold (2^-9)", "keep float32 master weights (mixed precision), or raise the learning rate",
+            )  # fmt: skip
+
+
+__all__ = ["check"]

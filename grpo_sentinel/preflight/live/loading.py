@@ -1,0 +1,168 @@
+"""A policy from a directory or from a function of the user's, with its tokenizer and what was wrong in loading it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.look import Level
+from grpo_sentinel.preflight.report import Fault
+from grpo_sentinel.preflight.reward_model import quiet_loading
+from grpo_sentinel.preflight.reward_target import load_object
+
+DTYPES = {
+    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A causal language model in eval mode, ready to be run; `directory` is None when a function built it."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    directory: Path | None
+    faults: tuple[Fault, ...] = ()
+    optimizer: Any = None
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the first floating-point parameter, as "bfloat16"."""
+        kinds = [one.dtype for one in self.model.parameters() if one.is_floating_point()]
+        return str(kinds[0]).removeprefix("torch.") if kinds else "none"
+
+    @property
+    def device(self) -> torch.device:
+        """Where its first parameter lies."""
+        return next(self.model.parameters()).device
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the output layer, else of config.json."""
+        head = self.model.get_output_embeddings() if hasattr(self.model, "get_output_embeddings") else None
+        weight = getattr(head, "weight", None)
+        return int(weight.shape[0]) if weight is not None else int(self.model.config.vocab_size)
+
+
+def default_device() -> str:
+    """The first CUDA device where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_policy(target: str, *, dtype: str = "float32", device: str = "", attention: str = "") -> Loaded:
+    """Load from a directory (nothing from a network), or call MODULE:FUNCTION for (model, tokenizer[, optimizer]).
+
+    Raises `SentinelError` in one sentence when there is no such model, or no usable tokenizer.
+    """
+    path = Path(target).expanduser()
+    if path.is_dir():
+        loaded = _from_directory(path, attention)
+        loaded.model.to(DTYPES[dtype])
+    else:
+        loaded = _from_function(target)
+    try:
+        if path.is_dir() or device:  # what a user's function built stays where it put it
+            loaded.model.to(device or default_device())
+    except (RuntimeError, AssertionError) as error:
+        raise SentinelError(f"cannot put {target} on {device or default_device()}: {_short(error)}") from error
+    loaded.model.eval()
+    return loaded
+
+
+def _from_directory(path: Path, attention: str) -> Loaded:
+    try:
+        import transformers
+    except ImportError as error:
+        raise SentinelError(f"{path} is a model: this needs torch and transformers, 'grpo-sentinel[trl]'") from error
+    extra = {"attn_implementation": attention} if attention else {}
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise SentinelError(f"{path} holds an adapter alone; give MODULE:FUNCTION that puts it on its base model")
+    try:
+        with contextlib.redirect_stdout(sys.stderr), quiet_loading(transformers):
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                str(path), local_files_only=True, output_loading_info=True, **extra
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:
+        raise SentinelError(f"{path} cannot be loaded as a causal language model: {_short(error)}") from error
+    return Loaded(
+        name=str(path), model=model, tokenizer=_padded(tokenizer), directory=path,
+        faults=(*_missing(str(path), info), *_non_finite(str(path), model)),
+    )  # fmt: skip
+
+
+def _from_function(target: str) -> Loaded:
+    if ":" not in target:
+        raise SentinelError(f"there is no model directory {target}; give one, or MODULE:FUNCTION that builds the model")
+    built = call_builder(target)
+    if isinstance(built, Mapping):
+        parts = [built.get(name) for name in ("model", "tokenizer", "optimizer")]
+    else:
+        parts = [*(built if isinstance(built, (tuple, list)) else (built,)), None, None][:3]
+    model, tokenizer, optimizer = parts
+    if not isinstance(model, torch.nn.Module) or tokenizer is None:
+        raise SentinelError(f"{target} must return (model, tokenizer) or (model, tokenizer, optimizer)")
+    return Loaded(
+        name=target, model=model, tokenizer=_padded(tokenizer), directory=None, optimizer=optimizer,
+        faults=tuple(_non_finite(target, model)),
+    )  # fmt: skip
+
+
+def call_builder(target: str) -> Any:
+    """Call MODULE:FUNCTION without arguments; what it prints goes to stderr. Raises `SentinelError`."""
+    function = load_object(target)
+    if not callable(function):
+        raise SentinelError(f"{target} is {type(function).__name__}, not a function")
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return function()
+    except Exception as error:
+        raise SentinelError(f"{target} raised {_short(error)}") from error
+
+
+def _padded(tokenizer: Any) -> Any:
+    if getattr(tokenizer, "pad_token_id", None) is None and getattr(tokenizer, "eos_token", None):
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _missing(name: str, info: Mapping[str, Any]) -> list[Fault]:
+    missing = sorted(info.get("missing_keys") or ())
+    if not missing:
+        return []
+    return [
+        Fault(
+            level=Level.BROKEN, code="weights-missing", where=name, count=len(missing), examples=tuple(missing[:3]),
+            message=f"{len(missing)} tensors are not in the checkpoint and were made at random",
+            remedy="the weights were saved under other names, or not at all: see the writer of the checkpoint",
+        )
+    ]  # fmt: skip
+
+
+def _non_finite(name: str, model: Any) -> list[Fault]:
+    bad = [key for key, one in model.named_parameters() if not bool(torch.isfinite(one).all())]
+    if not bad:
+        return []
+    return [
+        Fault(
+            level=Level.BROKEN, code="non-finite-weights", where=name, count=len(bad), examples=tuple(bad[:3]),
+            message=f"{len(bad)} tensors hold NaN or infinite numbers",
+            remedy="use another checkpoint; grpo-sentinel resume-point finds the last good one",
+        )
+    ]  # fmt: skip
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+__all__ = ["DTYPES", "Loaded", "call_builder", "default_device", "load_policy"]

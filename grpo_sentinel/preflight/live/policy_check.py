@@ -1,0 +1,182 @@
+"""The run of `check policy`: load, sample, score, step; `policy_judge` says what it means."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.environment_tokenizers import own_faults, pair_faults, read_facts
+from grpo_sentinel.preflight.live import policy_judge as judged
+from grpo_sentinel.preflight.live.engines import compare_engine
+from grpo_sentinel.preflight.live.loading import Loaded, load_policy
+from grpo_sentinel.preflight.live.padding import padding_gap
+from grpo_sentinel.preflight.live.rollout import Batch, generate
+from grpo_sentinel.preflight.live.scoring import Scores, advantages, backward, score
+from grpo_sentinel.preflight.policy import PolicyOptions
+from grpo_sentinel.preflight.prompts import built_in_prompts, read_prompts
+from grpo_sentinel.preflight.report import CheckReport, Fault, gravest_first
+from grpo_sentinel.preflight.reward import load_target
+from grpo_sentinel.preflight.reward_target import Sample
+from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
+
+_REWARD_SECONDS = 20.0
+_SLACK_SECONDS = 15.0
+
+
+def check(target: str, options: PolicyOptions) -> CheckReport:
+    """Run everything that applies; what stands in the way of the rest ends it with what is known."""
+    began = time.monotonic()
+    notes = judged.Findings(target)
+    _tokenizers(target, options, notes)
+    policy = load_policy(target, dtype=options.dtype, device=options.device, attention=options.attention)
+    notes.faults += policy.faults
+    prompts = _prompts(options, notes)
+    if any(fault.code == "non-finite-weights" for fault in policy.faults):
+        notes.not_seen.append("everything else: with such weights no number means anything")
+    else:
+        _run(policy, prompts, options, notes, began + options.timeout_seconds)
+    return CheckReport(
+        kind="policy", subject=target, looked_at=tuple(notes.looked_at), not_seen=tuple(notes.not_seen),
+        faults=gravest_first(notes.faults), notes=tuple(notes.notes), facts=notes.facts,
+        seconds=time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _prompts(options: PolicyOptions, notes: judged.Findings) -> list[Sample]:
+    count = max(1, math.ceil(options.samples / options.group_size))
+    if options.data:
+        return read_prompts(options.data, options.fields, count)
+    notes.not_seen.append("your own prompts (--data FILE): built-in ones were used")
+    return built_in_prompts(count)
+
+
+def _run(
+    policy: Loaded, prompts: Sequence[Sample], options: PolicyOptions, notes: judged.Findings, deadline: float
+) -> None:
+    try:
+        batch = generate(
+            policy, prompts, group_size=options.group_size, max_tokens=options.max_tokens, seed=options.seed,
+            deadline=deadline,
+        )  # fmt: skip
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise SentinelError(f"{policy.name} cannot generate: {' '.join(str(error).split())[:200]}") from error
+        notes.broken(
+            "non-finite-logits", "sampling met NaN or infinite probabilities",
+            "see the weights, the dtype (float16 overflows at 65,504), and what precedes the output layer",
+        )  # fmt: skip
+        return
+    own = score(policy, batch)
+    rewards = _rewards(batch, options, notes)
+    reference = _reference(policy, batch, options, notes)
+    judged.samples(notes, policy, batch, len(prompts) * options.group_size)
+    judged.numbers(notes, policy, batch, own)
+    judged.own_samples(notes, policy, batch, own)
+    judged.precision(notes, policy, batch, own, reference)
+    judged.padding(notes, policy, padding_gap(policy, batch))
+    judged.reference_gap(notes, batch, own, reference, _is_trained(policy, options), policy.dtype)
+    judged.coefficient(notes, batch, own, reference, rewards, options)
+    _step(policy, batch, own, reference, rewards, options, notes)
+    for second in options.second:
+        if time.monotonic() > deadline + _SLACK_SECONDS:
+            notes.not_seen.append(f"log-probs of {second}: the time was up (--timeout)")
+            continue
+        compare_engine(notes, policy, batch, own, second, options)
+    if not options.second:
+        notes.not_seen.append("log-probs of another engine (--second DTYPE, ATTENTION or FILE.jsonl)")
+
+
+def _step(
+    policy: Loaded, batch: Batch, own: Scores, reference: Scores | None, rewards: torch.Tensor | None,
+    options: PolicyOptions, notes: judged.Findings,
+) -> None:  # fmt: skip
+    """One forward and backward as in training; nothing is updated."""
+    size = batch.group_size
+    made_up = torch.tensor([1.0, -1.0]).repeat((len(batch.samples) + 1) // 2)[: len(batch.samples)]
+    weights = advantages(rewards, size) if rewards is not None else made_up
+    policy.model.zero_grad(set_to_none=True)
+    terms = backward(
+        policy, batch, weights, own.logp_BC, reference.logp_BC if reference else None,
+        options.beta if reference else 0.0,
+    )  # fmt: skip
+    judged.step(notes, policy, terms, weights, rewards, size)
+    policy.model.zero_grad(set_to_none=True)
+
+
+def _reference(
+    policy: Loaded, batch: Batch, options: PolicyOptions, notes: judged.Findings
+) -> Scores | None:  # fmt: skip
+    if not options.reference:
+        notes.not_seen.append("KL to the reference, and kl_coef (--reference DIR)")
+        return None
+    loaded = load_policy(options.reference, dtype=options.dtype, device=str(policy.device), attention=options.attention)
+    notes.faults += [replace(one, where=f"reference {one.where}") for one in loaded.faults]
+    if loaded.vocabulary != policy.vocabulary:
+        notes.broken(
+            "vocabulary-differs",
+            f"the policy has {policy.vocabulary:,} output rows, the reference {loaded.vocabulary:,}",
+            "KL compares other tokens with each other: use a reference of the same vocabulary",
+        )  # fmt: skip
+        if int(batch.ids_BT.max()) >= loaded.vocabulary:
+            return None
+    scored: Scores = score(loaded, batch)
+    return scored
+
+
+def _rewards(batch: Batch, options: PolicyOptions, notes: judged.Findings) -> torch.Tensor | None:
+    target = options.reward or options.reward_model
+    if not target:
+        notes.not_seen.append("rewards, advantages and kl_coef (--reward MODULE:FUNCTION or --reward-model DIR)")
+        return None
+    trial = Trial(load_target(target), time.monotonic() + _REWARD_SECONDS)
+    try:
+        values = trial.score(batch.samples)
+    except OutOfTime:
+        notes.cannot_tell("timeout", f"{target} did not score the samples in {_REWARD_SECONDS:g} s", "see check reward")
+        return None
+    bad = [one for one in values if one is None or not math.isfinite(one)]
+    if bad:
+        raised = next(iter(trial.raised.values()), "")
+        notes.broken(
+            "reward-not-finite", f"{len(bad)} of {len(values)} lack a finite reward ({target}) {raised}".strip(),
+            "grpo-sentinel check reward says more; one NaN makes the advantages of its group NaN",
+        )  # fmt: skip
+        return None
+    return torch.tensor([float(one or 0.0) for one in values])
+
+
+def _is_trained(policy: Loaded, options: PolicyOptions) -> bool:
+    if options.trained is not None or policy.directory is None:
+        return bool(options.trained)
+    try:
+        state = json.loads((policy.directory / "trainer_state.json").read_text(encoding="utf-8"))
+        return int(state.get("global_step", 0)) > 0
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False
+
+
+def _tokenizers(target: str, options: PolicyOptions, notes: judged.Findings) -> None:
+    """Compare the tokenizers' files of policy, reference and reward model, as `check environment` does."""
+    named = {"policy": target, "reference": options.reference, "reward": options.reward_model}
+    paths = {role: Path(name).expanduser() for role, name in named.items() if name}
+    facts = {role: read_facts(role, path) for role, path in paths.items() if path.is_dir()}
+    found: list[Fault] = [fault for one in facts.values() for fault in own_faults(one)]
+    first = facts.get("policy")
+    for role, other in facts.items():
+        if first is not None and role != "policy":
+            found += pair_faults(first, other, same_needed=role == "reference")
+    notes.faults += found
+    if len(facts) > 1:
+        notes.looked_at.append(f"tokenizers and chat templates of {', '.join(facts)}")
+    else:
+        notes.not_seen.append("whether tokenizers agree (--reference DIR, --reward-model DIR)")
+
+
+__all__ = ["check"]
