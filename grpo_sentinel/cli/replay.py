@@ -30,6 +30,9 @@ SCHEMA = "grpo-sentinel.replay/1"
     "--fail-on", type=click.Choice(["note", "warning", "critical"]), default="warning", show_default=True,
     help="Exit with 1 when a finding is at least so grave.",
 )  # fmt: skip
+@click.option(
+    "--walk", "with_walk", is_flag=True, help="Print the walk backwards: what each layer shows, and what not."
+)
 @click.option("--json", "as_json", is_flag=True, help=f"Print JSON for programs (schema {SCHEMA}).")
 def replay(
     sources: tuple[str, ...],
@@ -38,6 +41,7 @@ def replay(
     config_path: str | None,
     run_id: str | None,
     fail_on: str,
+    with_walk: bool,
     as_json: bool,
 ) -> int:
     """Run the rules over past runs: a history, an incident, trainer_state.json, TensorBoard, CSV, JSON lines, logs.
@@ -61,7 +65,7 @@ def replay(
     if as_json:
         print_json({"schema": SCHEMA, "rules": len(rules), "runs": [_body(outcome) for outcome in outcomes]})
     else:
-        _print(outcomes)
+        _print(outcomes, with_walk)
     if not any(outcome.frames for outcome in outcomes):
         names = ", ".join(source.name for source in found)
         raise SourceError(f"no step in {names}: nothing was judged")
@@ -89,6 +93,7 @@ def _progress(name: str) -> Iterator[Callable[[Progress], None] | None]:
 
 def _body(outcome: Outcome) -> dict[str, Any]:
     from grpo_sentinel.records import Severity
+    from grpo_sentinel.rules.walk import as_json
 
     return {
         "source": outcome.source.name,
@@ -102,13 +107,15 @@ def _body(outcome: Outcome) -> dict[str, Any]:
         "counts": {severity.name.lower(): outcome.count(severity) for severity in Severity},
         "findings": list(outcome.findings.values()),
         "left_out": dict(outcome.left_out),
+        "walk": None if outcome.walk is None else as_json(outcome.walk),
         "notes": outcome.notes,
     }
 
 
-def _print(outcomes: Sequence[Outcome]) -> None:
+def _print(outcomes: Sequence[Outcome], with_walk: bool = False) -> None:
     from grpo_sentinel.cli.rendering import plain_console
     from grpo_sentinel.records import Severity
+    from grpo_sentinel.rules.walk import as_lines
 
     console = plain_console()
     for outcome in outcomes:
@@ -126,6 +133,8 @@ def _print(outcomes: Sequence[Outcome]) -> None:
         console.print(f"  {counts}" if outcome.findings else "  nothing found", markup=False)
         for rule, count in outcome.left_out.items():
             console.print(f"  {rule}: {count} more, left out", markup=False)
+        for line in as_lines(outcome.walk) if with_walk and outcome.walk is not None else ():
+            console.print(f"  {line}", markup=False)
         for note in outcome.notes:
             console.print(f"  note: {note}", markup=False)
 

@@ -13,6 +13,7 @@ from grpo_sentinel.incidents.places import ARCHIVE, MANIFEST
 from grpo_sentinel.incidents.replay import items as bundle_items
 from grpo_sentinel.records import EventRecord, Finding, FindingState, Frame, Severity
 from grpo_sentinel.rules import Engine, RuleSet
+from grpo_sentinel.rules.walk import Walk, walk
 
 MAX_FINDINGS = 2000
 """Findings of one run that are kept; what comes after is counted by rule."""
@@ -55,6 +56,7 @@ class Outcome:
     left_out: Counter[str] = field(default_factory=Counter)  # by rule, beyond MAX_FINDINGS
     profiles: tuple[str, ...] = ()
     judging: int = 0  # rules that could judge at the end
+    walk: Walk | None = None  # from the symptom back to the data, as things stood at the end
     notes: list[str] = field(default_factory=list)
 
     def count(self, severity: Severity) -> int:
@@ -99,7 +101,9 @@ def play(source: Source, rules: RuleSet, tell: Callable[[Progress], None] | None
             waits = 0
             tell(progress)
     outcome.profiles = engine.profile_names
-    outcome.judging = len(rules) - len(engine.abstaining())
+    abstaining = engine.abstaining()
+    outcome.judging = len(rules) - len(abstaining)
+    outcome.walk = walk(engine.rules, outcome.findings.values(), abstaining)
     outcome.notes += progress.notes
     return outcome
 

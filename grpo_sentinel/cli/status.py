@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,27 +23,39 @@ from grpo_sentinel.protocol import ControlReader
 from grpo_sentinel.records import HaltState
 from grpo_sentinel.views import HaltStatus, RankStatus, Snapshot
 
+if TYPE_CHECKING:
+    from grpo_sentinel.rules.walk import Walk
+
 
 @click.command()
 @click.argument("run_id", required=False, metavar="[RUN]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.option("--watch", is_flag=True, help="Stay and show it anew every second, until Ctrl-C.")
+@click.option("--walk", "with_walk", is_flag=True, help="Add the walk backwards: what each layer shows, and what not.")
 @click.option("--config", "config_path", metavar="FILE", help="Settings of the sidecar, for its directories.")
 @click.option("--root", metavar="DIR", help="Where rings live; default: ring_dir, $GRPO_SENTINEL_DIR, /dev/shm, ...")
-def status(run_id: str | None, as_json: bool, watch: bool, config_path: str | None, root: str | None) -> int:
+def status(
+    run_id: str | None, as_json: bool, watch: bool, with_walk: bool, config_path: str | None, root: str | None
+) -> int:
     """Show a run: its ranks, layers, firing findings with their root cause, and the newest request.
 
     Without RUN: the run that is alive, else the newest. Works without a daemon, from rings and history, and says so.
     """
     from grpo_sentinel.cli.rendering import print_json, print_snapshot
+    from grpo_sentinel.rules.walk import as_json as as_json_walk
+    from grpo_sentinel.rules.walk import as_lines
 
     config = settings(config_path, root)
     if not watch:
         snapshot, source = look(config, run_id)
+        walked = walk_of(config, snapshot) if with_walk else None
         if as_json:
-            print_json({**vars_of(snapshot), "daemon": source == WITH_DAEMON})
+            extra = {} if walked is None else {"walk": as_json_walk(walked)}
+            print_json({**vars_of(snapshot), "daemon": source == WITH_DAEMON, **extra})
         else:
             print_snapshot(snapshot, source)
+            for line in as_lines(walked) if walked is not None else ():
+                click.echo(line)
         return 0
     return _watch(config, run_id, as_json)
 
@@ -55,6 +68,22 @@ ONLY_HISTORY = "from the history alone: its rings are gone"
 def vars_of(snapshot: Snapshot) -> dict[str, object]:
     """Give a snapshot's fields by name."""
     return {name: getattr(snapshot, name) for name in Snapshot.__dataclass_fields__}
+
+
+def walk_of(config: Config, snapshot: Snapshot) -> Walk:
+    """Walk backwards through a run as its history shows it: what could be judged is found by playing it again."""
+    from grpo_sentinel.daemon.resume import resume
+    from grpo_sentinel.rules import Engine, load_rules
+    from grpo_sentinel.rules.walk import walk
+
+    engine = Engine(load_rules(config.rules, halting=config.halting, strict=False), run_id=snapshot.run_id)
+    resume(engine, history_path(state_dir(config), socket.gethostname()), snapshot.run_id)
+    abstaining = {
+        name: reason
+        for name, reason in engine.abstaining().items()
+        if engine.rules[name].scope not in ("tick", "event")
+    }  # heartbeats and events are seen live, not in the history
+    return walk(engine.rules, snapshot.findings, abstaining)
 
 
 def look(config: Config, run_id: str | None) -> tuple[Snapshot, str]:

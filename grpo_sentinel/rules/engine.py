@@ -186,8 +186,7 @@ class Engine:
             elif rule.name in self._errors:
                 out[rule.name] = self._errors[rule.name]
             elif rule.name not in by_rule:
-                if rule.scope in ("merged", "rank", "sample"):
-                    out[rule.name] = f"no value of {', '.join(self._signals[rule.name])} so far"
+                out[rule.name] = _unasked(rule.scope, self._signals[rule.name])
             else:
                 reason = _silent(by_rule[rule.name])
                 if reason:
@@ -343,6 +342,13 @@ def _labels_for(signals: Iterable[str], labels: Mapping[str, set[str]]) -> list[
     if not bases:
         return [""]
     return sorted(set().union(*(labels.get(base, set()) for base in bases)))
+
+
+def _unasked(scope: str, signals: Iterable[str]) -> str:
+    """Why nobody has asked a rule so far."""
+    if scope in ("tick", "event"):
+        return "no heartbeat so far" if scope == "tick" else "no event so far"
+    return f"no value of {', '.join(signals)} so far" if signals else "no step so far"
 
 
 def _silent(trackers: Iterable[Tracker]) -> str:
