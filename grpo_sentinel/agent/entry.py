@@ -158,20 +158,24 @@ def _handshake(settings: Settings, names: tuple[str, ...] = ()) -> Handshake:
     if world > 1 and not (dist.is_available() and dist.is_initialized()):
         return Handshake(transport=None, reason="torch.distributed is not initialised; attach after init_process_group")
     try:
-        return shake_hands(timeout_s=settings.handshake_seconds, vote_timeout_s=settings.vote_timeout_seconds, names=names)
+        return shake_hands(
+            timeout_s=settings.handshake_seconds, vote_timeout_s=settings.vote_timeout_seconds, names=names
+        )
     except Exception as error:  # noqa: BLE001 - a broken store is the job's trouble; it will say so itself
         return Handshake(transport=None, reason=f"the handshake failed: {type(error).__name__}: {error}"[:300])
 
 
-def _open_ring(
-    settings: Settings, rank: int, world: int, run_id: str, parent: str
-) -> tuple[Writer, Path | None]:
+def _open_ring(settings: Settings, rank: int, world: int, run_id: str, parent: str) -> tuple[Writer, Path | None]:
     """Make this rank's segment; without one the core still works, so a full /dev/shm stops no vote."""
     try:
         geometry = Geometry(slots=settings.segment_slots, event_slots=settings.event_slots)
         directory = run_dir(choose_root(), run_id or derive_run_id())
         identity = new_identity(
-            rank, int(os.environ.get("LOCAL_RANK", "0")), world, run_id or derive_run_id(), parent or derive_parent_run_id()
+            rank,
+            int(os.environ.get("LOCAL_RANK", "0")),
+            world,
+            run_id or derive_run_id(),
+            parent or derive_parent_run_id(),
         )
         return RankWriter(directory, identity, geometry, settings.group), directory
     except (SentinelError, OSError) as error:
