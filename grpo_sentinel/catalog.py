@@ -95,6 +95,7 @@ reward.func_infinite[func] | count | gauge | sum | infinite scores of one functi
 reward.func_samples[func] | count | gauge | sum | scores one function returned
 reward.func_latency_seconds[func] | seconds | gauge | max | wall time of the slowest call of the function since the last record
 reward.func_failures[func] | count | counter | sum | calls that raised
+reward.func_sanitized[func] | count | counter | sum | scores that sanitize_rewards() replaced or clamped
 reward.func_variance_share[func] | ratio | gauge | mean | variance of this function / sum of the variances of all functions (unweighted scores)
 reward.group_std_mean | | gauge | mean | mean over groups of finite rewards of the sample standard deviation (n-1) inside the group
 reward.zero_std_ratio | ratio | gauge | mean | groups whose rewards are all equal and finite, among groups of finite rewards
@@ -312,6 +313,7 @@ data.sample_age_steps | the trainer's step counter | free
 reward. | raw scores of this rank, before the trainer's nan-mean | generation
 reward.func_latency_seconds | the call of the function | free
 reward.func_failures | the call of the function | free
+reward.func_sanitized | sanitize_rewards() in the reward function | free
 reward.model_ | modules and parameters of the model, on the host | walk, sampled
 reward.model_autograd | what the model's pass returned: its grad_fn | free
 reward.model_adapter_mismatch | adapter layers of the model; of the reference, those that are on during its pass | walk

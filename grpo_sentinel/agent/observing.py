@@ -32,6 +32,7 @@ from grpo_sentinel.agent.probes.sources import copies_of_shards
 from grpo_sentinel.agent.readback import Readback
 from grpo_sentinel.agent.schedule import expected_rate
 from grpo_sentinel.agent.settings import Settings
+from grpo_sentinel.sanitize import sanitized_totals
 
 _DATA_NAMES = {
     "prompt_ids": "prompt_ids_BP",
@@ -205,7 +206,7 @@ class Observer:
         harvest = readback.harvest()
         for body in blamed(harvest.samples, 0, None, identify):
             self.tell("sample", body)
-        return {**harvest.values, **self.reward_calls.harvest(), **extra}
+        return {**harvest.values, **self.reward_calls.harvest(), **_sanitized(), **extra}
 
     def known(self, values: Mapping[str, float]) -> None:
         """Add numbers that the trainer itself knows to the record of the present step."""
@@ -409,6 +410,11 @@ def own_norm(named_gradients: Iterable[tuple[str, Any]]) -> torch.Tensor | None:
         return None
     norms = torch._foreach_norm(local, 2, dtype=torch.float32)
     return torch.linalg.vector_norm(torch.stack([norm.double().to(norms[0].device) for norm in norms]))
+
+
+def _sanitized() -> dict[str, float]:
+    """What `sanitize_rewards()` has changed in this process, by function."""
+    return {f"reward.func_sanitized[{name}]": float(count) for name, count in sanitized_totals().items()}
 
 
 def _is_replicated(model: torch.nn.Module | None) -> bool:
