@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,6 +46,7 @@ _DATA_NAMES = {
 }
 _POLICY_PROFILE = ("completion_ids_BT",)  # repetition: two sorts per row, and no bound rests on it
 _DATA_CONTEXT = ("vocab_size", "pad_id", "eos_id", "unk_id", "max_prompt_length", "max_completion_length", "group_size")
+_LOOK_AGAIN = 16  # steps between looks for parameters that have come or gone
 _SAMPLE_SIZE = 8192  # elements for the percentiles of |g|
 _POLICY_CONTEXT = (
     "epsilon_low",
@@ -100,6 +102,7 @@ class Observer:
         self._optimizer_probe: OptimizerProbe | None = None
         self._memory = MemoryProbe(None if ring is None else ring.parent)
         self._live = LiveTensors()
+        self._model: weakref.ref[torch.nn.Module] | None = None  # whose parameters these are, if all of them
         self._steps = 0
         self._reward_history = reward_probe.History()
         self._local = LocalWatch()
@@ -148,7 +151,7 @@ class Observer:
     ) -> None:
         """Take the parameters to look at, by name; `replicated`: every rank holds the same ones."""
         if named_parameters is None and model is not None:
-            named_parameters = model.named_parameters()
+            named_parameters, self._model = model.named_parameters(), weakref.ref(model)
         if named_parameters is not None:
             self._parameters = [(name.removeprefix("module."), parameter) for name, parameter in named_parameters]
             self._device = next((parameter.device for _, parameter in self._parameters), None)
@@ -311,6 +314,24 @@ class Observer:
         if every and self._steps % every == 0:
             self._step.add(self._guard.run("live tensors", self._count_live_tensors))
         self._steps += 1
+        if self._steps % _LOOK_AGAIN == 0:
+            self._guard.run("parameters", self._look_for_other_parameters)
+
+    def _look_for_other_parameters(self) -> None:
+        """Take the model's parameters again where they are not the same any more: adapters come and go."""
+        model = None if self._model is None else self._model()
+        if model is None:
+            return
+        found = [(name.removeprefix("module."), parameter) for name, parameter in model.named_parameters()]
+        before = {id(parameter): name for name, parameter in self._parameters}
+        now = {id(parameter): name for name, parameter in found}
+        if before.keys() == now.keys():
+            return
+        added = [name for key, name in now.items() if key not in before]
+        gone = [name for key, name in before.items() if key not in now]
+        counts = {"added": added[:8], "gone": gone[:8], "added_count": len(added), "gone_count": len(gone)}
+        self.tell("note", {"what": "parameters_changed", **counts})
+        self._parameters = found
 
     def _count_live_tensors(self) -> dict[str, float]:
         started = time.perf_counter()
@@ -354,6 +375,7 @@ class Observer:
         if self._local_steps_left > 0:
             self._local.disarm()
         self._parameters, self._optimizer, self._optimizer_probe, self._gradient = [], None, None, None
+        self._model = None
 
     def _known(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: self._context[name] for name in names if self._context.get(name) is not None}
