@@ -15,7 +15,12 @@ from typing import Any
 
 from dashboards_content import DASHBOARDS, NODE, Dashboard, Panel
 from grafana_foundation_sdk.builders import dashboard, prometheus, stat, statetimeline, table, timeseries
-from grafana_foundation_sdk.builders.common import ReduceDataOptions, ScaleDistributionConfig, StackingConfig
+from grafana_foundation_sdk.builders.common import (
+    ReduceDataOptions,
+    ScaleDistributionConfig,
+    StackingConfig,
+    TableSortByFieldState,
+)
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
@@ -117,6 +122,7 @@ def _shaped(made: Any, panel: Panel) -> Any:
         }
         made = made.mappings([models.ValueMap(options=options)]).no_value("nothing fires")
     if panel.kind == "table":
+        made = made.sort_by([TableSortByFieldState().display_name("root").desc(True)])  # causes first
         hidden = {"excludeByName": dict.fromkeys(panel.hidden, True)}
         if len(panel.queries) > 1:
             made = made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))

@@ -271,8 +271,8 @@ DEVICES = Dashboard(
                   about="Only on CUDA devices."),
             lines("Memory of the node and where it is heading", "percentunit",
                   (f"max by (node) (grpo_sentinel_device_memory_used_ratio{{{HOST}}})", "{{node}}"),
-                  (f"max by (node) (predict_linear(grpo_sentinel_device_memory_used_ratio{{{HOST}}}[30m], 3600))",
-                   "{{node}} in an hour")),
+                  (f"clamp(max by (node) (predict_linear(grpo_sentinel_device_memory_used_ratio{{{HOST}}}[30m], 3600)), 0, 2)",
+                   "{{node}} in an hour"), about="The line into the future means little in the first half hour of a run."),
             by_rank("Open files", "memory_open_files", "none"),
         )),
         ("GPUs", (

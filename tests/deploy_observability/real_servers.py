@@ -62,11 +62,11 @@ def _ready(url: str) -> bool:
         return False
 
 
-def prometheus(config: Path, data: Path, port: int | None = None) -> contextlib.AbstractContextManager[str]:
+def prometheus(config: Path, data: Path, port: int | None = None, *more: str) -> contextlib.AbstractContextManager[str]:
     """Run Prometheus; gives its address."""
     address = f"127.0.0.1:{port or free_port()}"
     argv = [program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={data}",
-            f"--web.listen-address={address}", "--storage.tsdb.retention.time=10y", "--log.level=warn"]  # fmt: skip
+            f"--web.listen-address={address}", "--storage.tsdb.retention.time=10y", "--log.level=warn", *more]  # fmt: skip
     return serving(argv, f"http://{address}", config.parent)
 
 

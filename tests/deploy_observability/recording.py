@@ -31,6 +31,8 @@ def openmetrics(end_seconds: float) -> tuple[str, float, float]:
     for series, values in data["series"].items():
         name, _, labels = series.partition("{")
         family = _family(name, data["families"])
+        if name.endswith("_timestamp_seconds"):
+            values = [None if value is None else value + shift for value in values]
         for one in _copies(name, labels):
             rows = (
                 f"{one} {_number(value)} {at:.3f}"

@@ -32,7 +32,7 @@ VARIABLES = {
     "node": ".*",
     "rank": ".*",
     "datasource": "x",
-    "__rate_interval": "1m",
+    "__rate_interval": "30s",
     "__interval": "15s",
 }
 NOT_IN_THE_RECORDING = {
@@ -167,7 +167,7 @@ def backfilled(tmp_path_factory):
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (folder / "prometheus.yml").write_text("global: {}\n")
-    with prometheus(folder / "prometheus.yml", folder / "tsdb") as url:
+    with prometheus(folder / "prometheus.yml", folder / "tsdb", None, "--query.lookback-delta=3s") as url:
         yield url, first, last
 
 

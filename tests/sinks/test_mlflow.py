@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from bad_sinks import eventually
+from incident_bundles import Bundles
 from mlflow_stand_in import Mlflow
 from sentinel_batches import RUN, WALL_NS, batch, finding, record
 from stand_in import refusing_url
@@ -97,6 +99,7 @@ def test_metrics_go_by_rank_and_step_in_bounded_batches_with_nan_and_infinity_as
     assert lost(sink) == {}
 
 
+@pytest.mark.slow
 @client
 def test_a_second_sidecar_goes_on_with_the_run_of_the_first(made, server):
     for step in (1, 2):
@@ -109,6 +112,7 @@ def test_a_second_sidecar_goes_on_with_the_run_of_the_first(made, server):
     assert run["tags"]["grpo_sentinel.run_id"] == RUN
 
 
+@pytest.mark.slow
 @client
 def test_it_may_log_into_the_trainers_own_run_and_leaves_its_state_alone(made, server):
     sink = made(run_id="trainer")
@@ -119,6 +123,7 @@ def test_it_may_log_into_the_trainers_own_run_and_leaves_its_state_alone(made, s
     assert server.runs["trainer"]["status"] == "RUNNING"
 
 
+@pytest.mark.slow
 @client
 def test_it_is_nested_under_the_trainers_run_when_the_environment_names_it(made, server, monkeypatch):
     monkeypatch.setenv("MLFLOW_RUN_ID", "trainer")
@@ -129,6 +134,7 @@ def test_it_is_nested_under_the_trainers_run_when_the_environment_names_it(made,
     assert run["tags"]["mlflow.parentRunId"] == "trainer"
 
 
+@pytest.mark.slow
 @client
 @pytest.mark.parametrize("mode", [500, 429, "hang"])
 def test_a_server_that_comes_back_gets_everything_once(made, server, mode):
@@ -148,6 +154,7 @@ def test_a_server_that_comes_back_gets_everything_once(made, server, mode):
     assert lost(sink) == {}
 
 
+@pytest.mark.slow
 @client
 @pytest.mark.parametrize("mode", [500, "hang", "refused"])
 def test_without_a_server_the_exit_is_bounded_and_what_was_lost_is_counted(made, server, mode):
@@ -240,7 +247,7 @@ def real(tmp_path_factory):
 @pytest.mark.slow
 @client
 @pytest.mark.skipif(SERVER is None, reason="needs `mlflow server`: pip install mlflow, or MLFLOW_SERVER_BIN=<its bin>")
-def test_the_real_server_holds_what_was_sent_and_nothing_twice(made, real, monkeypatch):
+def test_the_real_server_holds_what_was_sent_and_nothing_twice(made, real, monkeypatch, tmp_path):
     sink = made(tracking_uri=real, timeout_seconds=20)
     for step in range(1, 31):
         values = {f"gradient.group_norm[layer{i}]": float(i) for i in range(100)}
@@ -251,7 +258,9 @@ def test_the_real_server_holds_what_was_sent_and_nothing_twice(made, real, monke
     again = made(tracking_uri=real, timeout_seconds=20)
     again.write(batch(record(30, values={"policy.loss": 15.0}), record(31, values={"reward.mean": math.inf})))
     done(again, 2)
-    again.close()
+    bundles = Bundles(tmp_path)
+    name = bundles.open()
+    again.close()  # the incident is still open: it goes as it stands
     assert (sink.problem(), again.problem(), lost(sink), lost(again)) == ("", "", {}, {})
     from mlflow.tracking import MlflowClient
 
@@ -264,4 +273,6 @@ def test_the_real_server_holds_what_was_sent_and_nothing_twice(made, real, monke
     assert len(reader.get_metric_history(run.info.run_id, "gradient/group_norm/layer99/rank-0")) == 30
     assert reader.get_metric_history(run.info.run_id, "reward/mean/rank-0")[0].value > 1e308
     assert run.data.tags["grpo_sentinel.finding.nan_gradient"].startswith("firing, critical")
+    place = Path(reader.download_artifacts(run.info.run_id, "incidents", str(tmp_path)))
+    assert json.loads(next(place.rglob("manifest.json")).read_text())["incident"]["incident_id"] in name
     assert run.info.status == "FINISHED"
