@@ -57,7 +57,7 @@ class Agent:
         self.active = True
         self.capture: Capture | None = None  # takes evidence; None where it is off
         self.interrupted: Callable[[], None] = lambda: None  # notes for the sidecar that Ctrl-C came here
-        self.updates = UpdateWatch(self.vote, self.observer, guard, enter=self.enter, leave=self.leave)
+        self.updates = UpdateWatch(self._vote_on_update, self.observer, guard, enter=self.enter, leave=self.leave)
         self._optimizers = OptimizerHooks(self.updates)
         self._vote = self._new_vote()
         self._looked = False  # at this step's gradients
@@ -248,6 +248,12 @@ class Agent:
             self.observer.drop_gradients()  # no torch optimizer to hook: the gate closes here
         self.leave(Phase.VOTE)
         return outcome
+
+    def _vote_on_update(self) -> Outcome:
+        """Vote from the optimizer's own hook; where nobody has read the gradients, this is the last moment to."""
+        if not self._looked:
+            self.look_at_gradients()
+        return self.vote()
 
     # ---- end of step
 

@@ -70,7 +70,7 @@ def test_an_adapter_added_after_the_optimizer_was_built_is_held_by_nobody(train)
     segment = train({10: add})
     last = segment.steps()[40]
     assert last["optimizer.unheld_parameters"] == 4, "it has gradients, and no optimizer steps it"
-    assert last["optimizer.unchanged_tensors"] == last["optimizer.sampled_tensors"] == 4 or last["gradient.tensors"] == 4
+    assert last["gradient.tensors"] == 4, "and they are those of the adapter that is not stepped"
     (note,) = [event for event in segment.of("note") if event.get("what") == "parameters_changed"]
     assert note["added_count"] == 4
     assert "late" in note["added"][0]
@@ -88,11 +88,11 @@ def test_an_adapter_that_was_taken_away_leaves_the_optimizer_with_parameters_of_
 
 
 def test_a_part_of_the_adapter_that_never_changes_is_counted(train):
-    def freeze(model):
+    def stop(model):
         for name, parameter in model.named_parameters():
-            if "q_proj.lora_A" in name:
+            if "q_proj.lora_B" in name:  # starts at zero, where weight decay moves nothing
                 parameter.register_hook(torch.zeros_like)
 
-    last = train({1: freeze}).steps()[40]
-    # weight decay moves it all the same, by less than a sampled element shows only where it is zero
-    assert last["gradient.zero_tensors"] == 1
+    last = train({1: stop}).steps()[40]
+    assert last["gradient.zero_tensors"] == 2, "with B at zero the gradient of A is zero as well"
+    assert last["optimizer.unchanged_tensors"] == 1
