@@ -25,7 +25,10 @@ MAX_LABEL_CHARACTERS = 200
 _SUFFIX = {"gauge": "", "counter": "_total", "info": "_info"}
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f\x85\u2028\u2029]")
 _NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
-_RENAMED = {"device.gpu_count": "device_gpus"}  # `_count` is a histogram's
+_RENAMED = {
+    "device.gpu_count": "device_gpus",  # `_count` is a histogram's
+    "reward.model_bits": "reward_model_precision",  # whoever says bits is asked for bytes
+}
 
 
 @dataclass(frozen=True, slots=True)
