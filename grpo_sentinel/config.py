@@ -139,6 +139,7 @@ class IncidentsConfig(_Section):
     )
     max_bytes: int = Field(1_000_000_000, ge=1_000_000, description="size above which the oldest closed bundles go")
     max_incidents: int = Field(20, ge=1, description="bundles of one run; what comes after joins the newest one")
+    stacks: bool = Field(True, description="take the stacks of all ranks of the node when a critical incident begins")
     archive: bool = Field(False, description="pack a bundle as tar.gz when it is closed")
     log_files: tuple[str, ...] = Field((), description="logs of the trainer of which the tail is kept; may hold *")
 

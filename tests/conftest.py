@@ -14,7 +14,7 @@ _FOREIGN = (
 )  # fmt: skip
 
 # without torch (`make test-light`) these cannot even be imported
-collect_ignore = [] if importlib.util.find_spec("torch") else ["agent", "integrations", "probes"]
+collect_ignore = [] if importlib.util.find_spec("torch") else ["agent", "capture", "integrations", "probes"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -5,9 +5,11 @@ Training comes first: whatever is wrong with the sentinel costs one line, and th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,9 @@ import click
 
 from grpo_sentinel.cli.supervisor import Sidecar, say, supervise
 from grpo_sentinel.config import Config, load_config
+from grpo_sentinel.daemon.places import state_dir
 from grpo_sentinel.errors import ConfigError, SentinelError
+from grpo_sentinel.incidents.evidence import spool_dir
 from grpo_sentinel.protocol import choose_root, sanitise_run_id
 
 
@@ -25,10 +29,18 @@ from grpo_sentinel.protocol import choose_root, sanitise_run_id
 @click.option("--config", "config_path", metavar="FILE", help="Settings (YAML); see config.example.yaml.")
 @click.option("--no-daemon", is_flag=True, help="Switch the agent on, start no sidecar.")
 @click.option("--run-id", metavar="ID", help="Name of the run; default: the scheduler's, else a new one.")
+@click.option(
+    "--log", "logs", multiple=True, metavar="FILE", help="Log of COMMAND, for incidents; else its own output."
+)
 @click.option("--halted-exit-code", type=click.IntRange(0, 255), metavar="N", help="Exit code of a halted run.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def launch(
-    config_path: str | None, no_daemon: bool, run_id: str | None, halted_exit_code: int | None, command: tuple[str, ...]
+    config_path: str | None,
+    no_daemon: bool,
+    run_id: str | None,
+    logs: tuple[str, ...],
+    halted_exit_code: int | None,
+    command: tuple[str, ...],
 ) -> int:
     """Run COMMAND with the sidecar beside it: grpo-sentinel launch [options] -- torchrun ... train.py
 
@@ -42,7 +54,7 @@ def launch(
     environment.update(agent_environment(config, environment, run, root))
     sidecar = None
     if root is not None and not no_daemon:
-        sidecar = Sidecar(sidecar_command(run, root, good_path))
+        sidecar = Sidecar(sidecar_command(run, root, good_path, [*map(os.path.abspath, logs), *own_output()]))
     return supervise(
         list(command),
         environment,
@@ -101,6 +113,8 @@ def agent_environment(config: Config, environment: Mapping[str, str], run_id: st
     """Say to the agent, by environment variables, what the configuration says; what the user set there wins."""
     given = environment.get("GRPO_SENTINEL_SETTINGS", "")
     settings = config.agent.model_dump(mode="json")
+    settings["samples"] = config.incidents.samples
+    settings["spool"] = str(spool_dir(state_dir(config, environment)).absolute())
     if given.strip():
         try:
             settings.update(json.loads(given))
@@ -116,7 +130,18 @@ def agent_environment(config: Config, environment: Mapping[str, str], run_id: st
     return out
 
 
-def sidecar_command(run_id: str, root: Path, config_path: str | None) -> list[str]:
+def own_output() -> list[str]:
+    """Name the files that stdout and stderr go to, as under Slurm or `> train.log`; [] for terminals and pipes."""
+    found = []
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG(os.fstat(number).st_mode):
+                found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return list(dict.fromkeys(found))
+
+
+def sidecar_command(run_id: str, root: Path, config_path: str | None, logs: Sequence[str] = ()) -> list[str]:
     """Spell out the sidecar of one launched run."""
     words = [sys.executable, "-m", "grpo_sentinel.cli", "run", "--run-id", run_id, "--root", str(root)]
+    words += [word for log in logs for word in ("--log", log)]
     return words if config_path is None else [*words, "--config", config_path]

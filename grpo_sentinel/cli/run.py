@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import signal
 import sys
@@ -21,6 +22,9 @@ from grpo_sentinel.errors import SentinelError
 @click.option("--run-id", metavar="ID", help="Watch this run and its restarts only; default: all of this user.")
 @click.option("--run-dir", metavar="DIR", help="Watch the run in this directory only.")
 @click.option("--root", metavar="DIR", help="Where rings live; default: ring_dir, $GRPO_SENTINEL_DIR, /dev/shm, ...")
+@click.option(
+    "--log", "logs", multiple=True, metavar="FILE", help="Log of the trainer, of which incidents keep the tail."
+)
 @click.option("--launcher-pid", type=int, hidden=True, help="The command that `launch` runs; asked to end in need.")
 def run(
     config_path: str | None,
@@ -29,6 +33,7 @@ def run(
     run_id: str | None,
     run_dir: str | None,
     root: str | None,
+    logs: tuple[str, ...],
     launcher_pid: int | None,
 ) -> int:
     """Watch runs, judge them, ask trainers to halt, and serve page, API and /metrics until SIGTERM."""
@@ -37,6 +42,9 @@ def run(
     from grpo_sentinel.halting.processes import mark_of
 
     config = settings(config_path, root)
+    if logs:
+        named = (*config.incidents.log_files, *map(glob.escape, logs))
+        config = config.model_copy(update={"incidents": config.incidents.model_copy(update={"log_files": named})})
     if run_dir is not None and not Path(run_dir).is_dir():
         raise SentinelError(f"--run-dir {run_dir} is not a directory; give the directory of a run or leave it out")
     logging.basicConfig(level=logging.INFO, format="grpo-sentinel: %(message)s", stream=sys.stderr, force=True)

@@ -95,7 +95,7 @@ class Daemon:
         self._rules = parts.rules(config, self.say)
         self._sinks = parts.Sinks(config, self._state, self._node, self._clock)
         self._incidents = parts.incidents(
-            config, self._state, self._node, self._clock, self._sinks.history_path, self._evidence
+            config, self._state, self._node, self._clock, self._sinks.history_path, self._evidence, self._stacks
         )
         self._collectors = parts.collectors(config, [self._state], self._roots, self._all_ranks, self._clock)
 

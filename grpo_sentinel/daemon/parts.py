@@ -113,9 +113,13 @@ def _nearest(path: Path) -> Path:
 
 
 def incidents(
-    config: Config, state: Path, node: str, clock: Clock, history: Path, background: Background
+    config: Config, state: Path, node: str, clock: Clock, history: Path, background: Background, stacks: Background
 ) -> IncidentRecorder:
-    """Build the recorder of incidents; its bundles are written in `background`."""
+    """Build the recorder of incidents; its bundles are written in `background`, stacks taken in `stacks`."""
+
+    def take_stacks(directory: Path, identities: Sequence[RankIdentity], why: str) -> None:
+        stack_taker(directory, state / "stacks" / directory.name, stacks, clock)(identities, why)
+
     return IncidentRecorder(
         state,
         config.incidents,
@@ -124,6 +128,7 @@ def incidents(
         history=history if config.sinks.history.enabled else None,
         sentinel=config.model_dump(mode="json"),
         clock=clock,
+        stacks=take_stacks,
     )
 
 

@@ -23,13 +23,14 @@ from grpo_sentinel.config import IncidentsConfig
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.history.codec import plain
+from grpo_sentinel.incidents.evidence import captured, spool_dir
 from grpo_sentinel.incidents.model import About, Attached, Source
 from grpo_sentinel.protocol import Batch, RankReader, list_segments
 from grpo_sentinel.records import EventRecord, Finding, Sample, StepRecord
 from grpo_sentinel.views import Snapshot
 
 _LOG_TAIL_BYTES = 256 << 10
-_MOST_LOGS, _MOST_STACKS, _MOST_TENSOR_FILES = 8, 8, 16
+_MOST_LOGS, _MOST_STACKS = 8, 8
 _BEFORE_NS = 15 * 60 * 1_000_000_000  # readings of devices and host before the announcement
 _LIBRARIES = ("pydantic", "psutil", "nvidia-ml-py", "prometheus-client", "starlette", "uvicorn", "py-spy")
 Numbered = TypeVar("Numbered", StepRecord, EventRecord)
@@ -79,7 +80,7 @@ class Gatherer:
             },
             trainer=dict(snapshot.context),
             sentinel=self.sentinel,
-            attached=(*self._stacks(known, missing), *self._logs(missing), *_tensors(events)),
+            attached=(*self._stacks(known, missing), *self._logs(missing), *self._captured(events, missing)),
             missing=missing,
         )  # fmt: skip
 
@@ -162,9 +163,12 @@ class Gatherer:
             missing["stacks"] = "none were taken"
         return [Attached(name=f"stacks/{path.name}", source=path, what="stacks") for path in fresh]
 
+    def _captured(self, events: Collection[EventRecord], missing: dict[str, str]) -> list[Attached]:
+        return captured(events, spool_dir(self.state_dir), self.config.samples, missing)
+
     def _logs(self, missing: dict[str, str]) -> list[Attached]:
         if not self.config.log_files:
-            missing["log"] = "no log is known: name them in incidents.log_files"
+            missing["log"] = "no log is known: name it with launch --log, or in incidents.log_files"
             return []
         paths = [Path(name) for pattern in self.config.log_files for name in sorted(glob(pattern))][-_MOST_LOGS:]
         out = []
@@ -241,18 +245,6 @@ def _checkpoints(known: Known, events: Collection[EventRecord]) -> dict[str, Any
         "last_before_onset": saved[max(before)] if before else "",
         "pinned": known.snapshot.halt.pinned_checkpoint,
     }
-
-
-def _tensors(events: Collection[EventRecord]) -> list[Attached]:
-    """Files of tensors that the agent wrote and named in an event."""
-    paths: dict[str, Path] = {}
-    for event in events:
-        named = event.body.get("paths") or [event.body.get("path")]
-        for text in named if isinstance(named, list) else ():
-            if isinstance(text, str) and text.endswith(".safetensors") and event.kind != "checkpoint":
-                paths[f"tensors/rank-{event.rank:05d}-{Path(text).name}"] = Path(text)
-    chosen = list(paths.items())[-_MOST_TENSOR_FILES:]
-    return [Attached(name=name, source=path, what="tensors") for name, path in chosen]
 
 
 def _changed_since(path: Path, wall_ns: int) -> bool:

@@ -52,7 +52,8 @@ class Attached:
 
     name: str  # path inside the bundle
     source: Path | bytes
-    what: str  # stacks | log | tensors
+    what: str  # stacks | log | tensors | captured
+    link: bool = False  # of a file that nobody changes: a hard link is enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

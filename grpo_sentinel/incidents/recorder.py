@@ -16,6 +16,7 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,21 @@ from grpo_sentinel.clock import Clock, SystemClock
 from grpo_sentinel.config import IncidentsConfig
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.bundle import Bundle, pack
+from grpo_sentinel.incidents.evidence import clear, spool_dir, sweep
 from grpo_sentinel.incidents.gather import Gatherer, Known
 from grpo_sentinel.incidents.model import About, State
 from grpo_sentinel.incidents.places import ARCHIVE, bundles, enforce, incidents_dir, recover
 from grpo_sentinel.incidents.writing import write_bundle
-from grpo_sentinel.records import Action, Finding, FindingState, Liveness, Severity
+from grpo_sentinel.records import Action, Finding, FindingState, HaltState, Liveness, RankIdentity, Severity
 from grpo_sentinel.views import HaltStatus, Snapshot
 
 log = logging.getLogger(__name__)
 
 Submit = Callable[[str, Callable[[], None]], bool]
 """Runs a job in another thread, in the order of submission; False when too much waits already."""
+
+TakeStacks = Callable[[Path, Sequence[RankIdentity], str], None]
+"""Has the stacks of some ranks of a run's directory written where the gatherer finds them. Never blocks."""
 
 REWRITE_NS = 2_000_000_000  # between two writings of one bundle
 REFRESH_NS = 60_000_000_000  # an open one is written anew so often while steps go on
@@ -51,6 +56,7 @@ class _Incident:
     transitions: list[Finding] = field(default_factory=list)
     members: set[str] = field(default_factory=set)  # also those known only from an earlier bundle
     dirty: bool = True
+    more_comes: bool = False  # stacks are being taken: to be written once more
     changed_ns: int = 0
     written_ns: int | None = None
     written_step: int = 0
@@ -82,6 +88,7 @@ class IncidentRecorder:
         history: Path | None = None,
         sentinel: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
+        stacks: TakeStacks | None = None,
     ) -> None:
         self.root = incidents_dir(state_dir)
         self.trouble = ""  # why the newest writing failed, "" when it did not
@@ -89,6 +96,7 @@ class IncidentRecorder:
         self._node = node
         self._submit = submit
         self._clock = clock or SystemClock()
+        self._stacks = stacks if config.stacks else None
         self._gatherer = Gatherer(state_dir=state_dir, config=config, history=history, sentinel=sentinel or {})
         self._least = Severity[config.severity.upper()]
         self._runs: dict[str, _Run] = {}
@@ -96,8 +104,10 @@ class IncidentRecorder:
             ("opened_total", "joined_total", "written_total", "errors_total", "deleted_total", "bytes"), 0
         )
         self._lock = threading.Lock()  # of the counts
+        self._spool = spool_dir(state_dir)
         if config.enabled:
             recover(self.root)
+            sweep(self._spool)
 
     # ---- from the loop
 
@@ -148,6 +158,8 @@ class IncidentRecorder:
         run = self._run(snapshot, directory)
         now = self._clock.monotonic_ns()
         for finding in findings:
+            self._take(run, finding, now)
+        for finding in _asked_for(snapshot, run.halt):
             self._take(run, finding, now)
         if snapshot.halt.request_id and snapshot.halt != run.halt:
             self._changed(run.incidents, now)
@@ -203,6 +215,12 @@ class IncidentRecorder:
         for incident in run.incidents:
             self._write(run, incident, closed=True)
         run.incidents.clear()
+        self._clear(run)
+
+    def _clear(self, run: _Run) -> None:
+        """Take captured files out of the spool once no open bundle may need them; after the writing before it."""
+        if not run.incidents:
+            self._submit("clearing the spool", partial(clear, self._spool, run.snapshot.run_id))
 
     # ---- findings
 
@@ -237,7 +255,16 @@ class IncidentRecorder:
         run.incidents.append(incident)
         run.opened += 1
         self._count("opened_total")
+        if finding.severity >= Severity.CRITICAL:
+            self._take_stacks(run, incident, finding.message)
         return incident
+
+    def _take_stacks(self, run: _Run, incident: _Incident, why: str) -> None:
+        """Ask for the stacks of the ranks that live: where they stand while it is happening."""
+        alive = [one.identity for one in run.snapshot.ranks.values() if one.liveness is Liveness.ALIVE]
+        if self._stacks is not None and run.directory is not None and alive:
+            self._stacks(run.directory, alive, why)
+            incident.more_comes = True
 
     def _adopt(self, run: _Run, incident: _Incident) -> None:
         """Bring in what fires now and belongs to it, as the root that fired before as a mere warning."""
@@ -266,6 +293,7 @@ class IncidentRecorder:
         ):
             self._write(run, incident, closed=True)
             run.incidents.remove(incident)
+            self._clear(run)
             return
         since = None if incident.written_ns is None else now - incident.written_ns
         moved = _newest_step(run.snapshot) > incident.written_step
@@ -287,7 +315,7 @@ class IncidentRecorder:
             incident.writing = False
             self._failed(f"too many jobs wait; incident {known.about.name} is written later")
             return
-        incident.dirty = False
+        incident.dirty, incident.more_comes = incident.more_comes, False
         incident.written_ns = self._clock.monotonic_ns()
         incident.written_step = incident.about.last_step
 
@@ -345,6 +373,25 @@ def _belongs(finding: Finding, incident: _Incident) -> bool:
         one.root_id == head or (one.rule, one.subject) == (finding.rule, finding.subject)
         for one in incident.findings.values()
     )
+
+
+def _asked_for(snapshot: Snapshot, before: HaltStatus) -> list[Finding]:
+    """Evidence that a person asked for, as a finding that opens an incident and is over when it was taken."""
+    halt = snapshot.halt
+    is_evidence = Action.CAPTURE <= halt.action < Action.CHECKPOINT and halt.request_id
+    if not is_evidence or halt == before or halt.requested_by not in ("user", "elsewhere"):
+        return []
+    what = halt.action.name.lower().replace("_", "-")
+    step = halt.step or _newest_step(snapshot)
+    fired = Finding(
+        finding_id=f"asked:{what}:{halt.request_id}", rule="asked", layer="sentinel", severity=Severity.NOTE,
+        state=FindingState.FIRING, action=halt.action, run_id=snapshot.run_id, step=step, onset_step=step, ranks=(),
+        message=f"{what} asked for: {halt.reason}" if halt.reason else f"{what} asked for",
+        wall_ns=halt.requested_wall_ns,
+    )  # fmt: skip
+    over = halt.state in (HaltState.DONE, HaltState.FAILED, HaltState.FINISHED, HaltState.REFUSED)
+    done = replace(fired, state=FindingState.RESOLVED, wall_ns=halt.updated_wall_ns)
+    return [*([] if before.request_id == halt.request_id else [fired]), *([done] if over else [])]
 
 
 def _remover(root: Path, incident: _Incident) -> Callable[[], None]:

@@ -21,7 +21,7 @@ _USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/@\s]+@", re.IGNORECASE)
 _SAMPLE_KINDS = {"sample", "capture"}
 _PLAIN_KEYS = {  # structure, not content
     "kind", "rule", "finding_id", "function", "signal", "dtype", "where", "field", "fault", "path", "paths", "device",
-    "role", "_cut",
+    "role", "_cut", "what", "reason",
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ findings.json              newest state of every finding, and every transition
 run.json                   ranks, requests, checkpoints, node, versions
 config.json                settings of trainer and sentinel, secrets removed
 steps/rank-00003.jsonl.gz  one record a line, as the rank pushed it; NaN and infinities as text
-events.jsonl  device.jsonl.gz  stacks/  logs/  tensors/
+events.jsonl  device.jsonl.gz  stacks/  logs/  tensors/  captures/
 """
 
 from __future__ import annotations
@@ -73,6 +73,17 @@ class _Build:
             file.flush()
             os.fsync(file.fileno())
         self.files[name] = what
+
+    def link(self, name: str, what: str, source: object) -> bool:
+        """Let the bundle share a file that nobody changes; False where that cannot be."""
+        path = self.folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            os.link(str(source), path, follow_symlinks=False)
+        except OSError:
+            return False
+        self.files[name] = what
+        return True
 
 
 def write_bundle(
@@ -170,6 +181,9 @@ def _attach(build: _Build, one: Attached) -> bool:
         if size > build.attach_bytes:
             build.missing[one.name] = f"{size:,} bytes are more than the bundle may still take ({build.attach_bytes:,})"
             return False
+        if one.link and build.link(one.name, one.what, one.source):
+            build.attach_bytes -= size
+            return True
         data = one.source if isinstance(one.source, bytes) else one.source.read_bytes()
     except OSError as error:
         build.missing[one.name] = f"cannot be read: {error.strerror}"

@@ -119,7 +119,10 @@ def _built(place: str, micro_batches: int) -> tuple[torch.nn.Module, Loss]:
         function = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise CannotRun(f"--builder {place} cannot be loaded ({error}); run in the folder of the module") from error
-    made = function()
+    try:
+        made = function()
+    except Exception as error:
+        raise CannotRun(f"--builder {place} failed: {type(error).__name__}: {error}"[:500]) from error
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module) and callable(made[1]):
         return made
     model = getattr(made, "model", None)
@@ -245,6 +248,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome = reproduce(given.file, given.builder, anomaly=given.anomaly, tolerance=given.tolerance)
     except SentinelError as error:
         sys.stderr.write(f"grpo-sentinel: {error}\n")
+        return 2
+    except Exception as error:  # noqa: BLE001 - 1 means another outcome, and this is none
+        sys.stderr.write(f"grpo-sentinel: the step could not be run again: {type(error).__name__}: {error}\n")
         return 2
     if given.json:
         body = {name: _plain(getattr(outcome, name)) for name in Outcome.__slots__}
