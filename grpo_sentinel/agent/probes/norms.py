@@ -77,9 +77,8 @@ def read(flats: Sequence[torch.Tensor]) -> Extremes:
         for part in parts:
             if part.dtype in _DIRECT:
                 squares.append(torch.dot(part, part))
-                least, most = torch.aminmax(part)
-                low.append(least)
-                high.append(most)
+                low.append(part.amin())  # both together take less time than `aminmax`, a loop without vectors
+                high.append(part.amax())
             else:
                 _read_other(part, squares, low, high)
     same = all(f.dtype is flats[0].dtype and f.device == device for f in flats)
@@ -118,9 +117,8 @@ def _read_other(
         return
     wide = piece.float()
     squares.append(torch.dot(wide, wide))
-    least, most = torch.aminmax(wide)
-    low.append(least)
-    high.append(most)
+    low.append(wide.amin())
+    high.append(wide.amax())
 
 
 def _read_multi(flats: Sequence[torch.Tensor]) -> Extremes:
