@@ -113,3 +113,60 @@ def test_of_equal_findings_the_one_told_first_is_the_root() -> None:
     torn, moved = roots.add(replace(finding("rank_dead", "time", 10), finding_id="rank_dead:0:10", wall_ns=200))
     assert torn.root_id == "rank_dead:1:10", "rank 0 died of the death of rank 1"
     assert moved == []
+
+
+def rooted(body: dict) -> dict[str, str]:
+    """Rule -> rule of its root ("" for a root), for the newest version of everything that fired above a note."""
+    newest = {finding.finding_id: finding for finding in play(body, RULES)}
+    return {
+        finding.rule: newest[finding.root_id].rule if finding.root_id in newest else ""
+        for finding in newest.values()
+        if finding.severity > Severity.NOTE
+    }
+
+
+def test_truncation_is_the_root_of_groups_without_spread_and_of_a_gradient_of_zero() -> None:
+    found = rooted(
+        {
+            "series": {
+                "data.truncated_ratio": "0.1~0.02x30 1x20", "reward.zero_std_ratio": "0.4~0.05x30 1x20",
+                "reward.std": "0.4~0.02x30 0x20", "reward.mean": "0.5~0.02x30 0x20",
+                "policy.advantage_zero_ratio": "0.4x30 1x20", "gradient.norm_preclip": "0.5~0.05x30 0x20",
+            }
+        }
+    )  # fmt: skip
+    roots = {rule for rule, root in found.items() if not root}
+    assert roots <= {"truncation_starves", "truncation_jump"}, found
+    assert {"zero_variance_groups", "grad_zero", "reward_constant", "truncation_starves"} <= found.keys()
+    assert len(roots) == 1
+
+
+def test_a_weight_sync_that_fails_is_told_from_a_mismatch_that_grows_and_from_one_bad_rank() -> None:
+    sync = {"series": {"policy.sampling_gap_mean_nats": "0.01 0.3x20", "optimizer.update_norm": "0.02"}}
+    growing = {"series": {"policy.sampling_gap_mean_nats": "0.01..0.05x130", "gradient.norm_preclip": "0.5..1.5x130"}}
+    rank = {"ranks": 2, "series": {"policy.sampling_gap_mean_nats": {0: "0.01~0.001x40", 1: "0.01~0.001x30 0.4x10"}}}
+    data = {"series": {"policy.sampling_gap_mean_nats": "0.01~0.001x30 0.2x9", "data.unk_ratio": "0x30 0.3x9"}}
+    assert "weight_sync_fault" in rooted(sync)
+    assert "mismatch_grows" in rooted(growing)
+    assert rooted(rank)["rollout_gap_on_one_rank"] in ("", "rollout_gap_jump")
+    assert "rollout_gap_on_one_rank" not in {**rooted(sync), **rooted(growing), **rooted(data)}
+    told = rooted(data)
+    assert [rule for rule, root in told.items() if not root] == ["new_data_widens_gap"]
+    assert told["rollout_gap_jump"] == "new_data_widens_gap"
+
+
+def test_of_an_out_of_memory_kill_the_rank_that_grew_is_the_root_and_the_dead_one_follows() -> None:
+    found = rooted(
+        {
+            "ranks": 2, "seconds": 1.0,
+            "series": {
+                "memory.rss_bytes": {0: "6e9x20", 1: "6e9x5 7e9..26e9x15"},
+                "memory.cgroup_used_bytes": "12e9x5 13e9..31.5e9x15", "memory.cgroup_limit_bytes": "32e9x20",
+            },
+            "samples": {"host": {"device.cgroup_oom_kills": "0x3 1"}},
+            "ticks": [{"at": 21, "ranks": {0: {"step": 20, "liveness": "dead"}, 1: {"step": 20}}}],
+        }
+    )  # fmt: skip
+    assert {"rank_dead", "cgroup_oom_kill"} <= found.keys(), found
+    (root,) = {rule for rule, at in found.items() if not at}
+    assert root in ("host_memory_runs_out", "host_memory_culprit"), found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpo_sentinel.rules.detectors.after_update import AfterUpdate
 from grpo_sentinel.rules.detectors.combine import All, Not
 from grpo_sentinel.rules.detectors.combine import Any as AnyOf
 from grpo_sentinel.rules.detectors.correlation import Correlation
@@ -31,6 +32,8 @@ def blind(detector: Any, present: frozenset[str], ranks: int) -> bool:
         return not any(_known(one, present) for one in (*detector.counts, *detector.values))
     if isinstance(detector, Correlation):
         return not (_known(detector.x, present) and _known(detector.y, present))
+    if isinstance(detector, AfterUpdate):
+        return not _known(detector.signal, present) and not _known(detector.moved, present)
     signal = getattr(detector, "signal", None)
     if not isinstance(signal, Expression):
         return False
