@@ -3,7 +3,8 @@
 GET  /                    the page                         GET  /static/...        its files
 GET  /metrics             Prometheus text or OpenMetrics   GET  /healthz           200 or 503 with reasons
 GET  /api/v1/status       one run in full                  GET  /api/v1/stream     summaries as they change
-GET  /api/v1/findings     firing, or ?all=1 every change   GET  /api/v1/runs       runs of the history
+GET  /api/v1/findings     firing; all=1 every change,    GET  /api/v1/runs       runs of the history
+                          all=latest newest states
 GET  /api/v1/series       one signal of one rank           GET  /api/v1/signals    names that it can be asked for
 GET  /api/v1/events       what is not a number             GET  /api/v1/history    requests, last state
 GET  /api/v1/heat         ranks against their median       GET  /api/v1/incidents  incidents of a run
@@ -46,6 +47,7 @@ MAX_BODY_BYTES = 16_384
 MAX_REASON_CHARACTERS = 500
 MAX_POINTS = 5000
 MAX_EVENTS = 500
+MAX_FINDINGS = 500
 
 
 def build_app(state: WebState) -> Starlette:
@@ -113,8 +115,11 @@ class Api:
 
     def findings(self, request: Request) -> Response:
         snapshot = pick(self._state.snapshots(), request.query_params.get("run"))
-        if request.query_params.get("all") not in (None, "", "0"):
+        every = request.query_params.get("all")
+        if every not in (None, "", "0"):
             with self._open() as reader:
+                if every == "latest":
+                    return Strict({"findings": plain(reader.findings(self._run_id(request))[-MAX_FINDINGS:])})
                 return Strict({"findings": plain(reader.transitions(self._run_id(request)))})
         if snapshot is None:
             raise Refused(404, f"run {request.query_params.get('run')!r} is not watched here; ask with all=1")

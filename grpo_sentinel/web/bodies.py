@@ -27,6 +27,7 @@ KEY_SIGNALS = (
     "memory.rss_bytes",
     "memory.cuda_reserved_bytes",
     "time.step_seconds",
+    "sentinel.agent_share",
 )
 """What the page shows of every rank without being asked for more."""
 

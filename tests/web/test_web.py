@@ -361,11 +361,15 @@ def test_the_page_asks_nobody_else_and_holds_no_inline_code(world):
 
 
 def test_what_the_trainer_says_can_only_become_text_on_the_page():
-    files = [file for file in resources.files("grpo_sentinel.web").joinpath("static").iterdir() if file.name[-3:] == ".js"]
+    files = [
+        file for file in resources.files("grpo_sentinel.web").joinpath("static").iterdir() if file.name[-3:] == ".js"
+    ]
     assert files
     for file in files:
         code = file.read_text()
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc", code)
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc", code
+        )
 
 
 def test_markup_from_the_trainer_stays_json_text_and_no_browser_takes_it_for_a_page(world):

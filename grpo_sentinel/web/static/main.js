@@ -1,0 +1,60 @@
+// Puts the page together: every summary is drawn at once, what costs a query is looked at again every few seconds.
+
+import { drawAct, startAct } from "./act.js";
+import { byId, make, whenChanged } from "./base.js";
+import { drawDevices } from "./devices.js";
+import { drawFindings } from "./findings.js";
+import { draw as drawHeat, refreshHeat, startHeat } from "./heat.js";
+import { drawHealth, refreshAbstaining } from "./health.js";
+import { refreshIncidents } from "./incidents.js";
+import { startKeys } from "./keys.js";
+import { live, otherRun, stay } from "./net.js";
+import { drawRanks } from "./ranks.js";
+import { chosen, refreshSignals, search, showSignal, startSignals } from "./signals.js";
+import { drawVerdict } from "./verdict.js";
+
+const LOOK_MS = 5000;
+let run = null;
+
+function drawRuns(news) {
+  const runs = news.runs.length ? news.runs : [""];
+  whenChanged("runs", runs, () => byId("run").replaceChildren(...runs.map((name) => { const one = make("option", name || "none yet"); one.value = name; return one; })));
+  byId("run").value = news.run_id;
+  byId("node").textContent = news.node ? `node ${news.node}` : "";
+}
+
+function receive(news) {
+  for (const part of [drawRuns, drawVerdict, drawAct, drawFindings, drawRanks, drawDevices, drawHealth]) part(news);
+  if (news.run_id !== run) { run = news.run_id; look(); }
+}
+
+// A look may take long on a slow disk: the next one waits for it.
+let looking = false, again = false;
+async function look() {
+  if (looking) { again = true; return; }
+  looking = true;
+  do {
+    again = false;
+    await refreshSignals();
+    const { signal, span, mode } = chosen();
+    await Promise.all([refreshHeat(signal, span, mode), refreshIncidents(), refreshAbstaining()]);
+  } while (again);
+  looking = false;
+}
+
+startHeat(look);
+startSignals();
+startAct();
+startKeys();
+byId("run").addEventListener("change", (event) => otherRun(event.target.value));
+for (const id of ["ranks-more", "health-more"]) byId(id).addEventListener("toggle", () => live.news && receive(live.news));
+byId("abstaining-more").addEventListener("toggle", refreshAbstaining);
+document.addEventListener("look", () => { if (live.news) { look(); drawHeat(); } });
+document.addEventListener("show-signal", (event) => showSignal(event.detail));
+document.addEventListener("show-layer", (event) => {
+  const finding = [...byId("findings-list").querySelectorAll(".finding")].find((one) => one.querySelector(".quiet").textContent.startsWith(`${event.detail} layer`));
+  if (finding) { finding.scrollIntoView({ block: "center" }); finding.focus({ preventScroll: true }); } else { byId("signals").scrollIntoView(); search(`${event.detail}.`); }
+});
+document.addEventListener("visibilitychange", () => { if (!document.hidden && live.news) look(); });
+setInterval(look, LOOK_MS);
+stay(receive);
