@@ -229,6 +229,11 @@ class Agent:
     # ---- the vote
 
     @property
+    def looked(self) -> bool:
+        """Tell whether this step's gradients have been read."""
+        return self._looked
+
+    @property
     def clipped(self) -> bool:
         """Tell whether the trainer has clipped this step's gradients by now."""
         return self._vote.norm is not None

@@ -72,7 +72,7 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
         agent = self.agent
         if isinstance(agent, Agent):
             agent.leave(Phase.BACKWARD)
-            if self._alone:
+            if self._alone or not (agent.looked or agent.core.scaled):  # scaled ones are read in the optimizer's hook
                 agent.look_at_gradients()
             agent.vote()
 

@@ -107,6 +107,7 @@ def make_trainer(out, options, log):
         "max_steps": options.get("steps", 4),
         "learning_rate": 1e-3,
         "beta": options.get("beta", 0.0),
+        "max_grad_norm": options.get("max_grad_norm", 1.0),
         "logging_steps": 1,
         "save_strategy": "no",
         "eval_strategy": "steps" if options.get("eval_steps") else "no",

@@ -34,6 +34,7 @@ ONE = {
     "everything": {**BASE, **ALL_SETTINGS, "iterations": 2, "reward_model": True, "sampling": True, "completion": 12},
     "bf16": {**BASE, "dtype": "bfloat16", "completion": 100, "steps": 6},  # long enough that some completions end early
     "lora": {**BASE, "lora": True, "binary": True},
+    "no clipping": {"attach": "explicit", "max_grad_norm": 0.0},
     "adapter left on": {**BASE, "lora": True, "adapter_left_on": True},
 }
 TWO = {
@@ -107,6 +108,13 @@ def test_of_a_lora_model_only_the_adapter_is_trained_and_every_part_of_it_is_hel
     found = newest(one["lora"])
     assert found["gradient.tensors"] == found["optimizer.sampled_tensors"] == 8
     assert (found["optimizer.unheld_parameters"], found["optimizer.stale_parameters"]) == (0, 0)
+
+
+def test_gradients_are_read_before_the_update_also_where_the_trainer_does_not_clip(one):
+    found = newest(one["no clipping"])
+    assert found["gradient.tensors"] == 24
+    assert found["gradient.norm_preclip"] == pytest.approx(found["gradient.norm_local"])
+    assert "gradient.clip_coefficient" not in found
 
 
 def test_ranks_that_work_on_the_same_samples_are_seen(two):
