@@ -1,4 +1,4 @@
-"""Synthetic healthy runs: what about 100 signals look like in a run where nothing is wrong.
+"""Synthetic healthy runs: what about 170 signals look like in a run where nothing is wrong.
 
 Sources: `gaussian` and `student` (4 degrees of freedom: heavy tails) around constant levels, `drifting` (reward and
 length up, entropy, spread and gradient slowly down, KL up), `seasonal` (a wave of 40 steps, evaluation and checkpoint
@@ -11,9 +11,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from statistics import median
 
 from grpo_sentinel.records import FindingState, Frame, Mode
-from grpo_sentinel.rules import Engine, load_rules
+from grpo_sentinel.rules import Engine, RuleSet, load_rules
 
 SOURCES = ("gaussian", "student", "drifting", "seasonal")
 CONTEXT = {"beta": 0.001, "num_generations": 8, "loss_type": "grpo", "num_iterations": 1}
@@ -59,6 +60,11 @@ _LEVELS: dict[str, tuple[float, float]] = {
     "time.before_collective_seconds": (10, 0.08),
     "time.vote_wait_seconds": (0.5, 0.5), "time.tokens_per_second": (3000, 0.15), "sentinel.agent_seconds": (0.02, 0.2),
     "sentinel.agent_share": (0.002, 0.2), "sentinel.vote_seconds": (0.001, 0.5),
+    "reward.max": (1.2, 0.1), "policy.single_token_ratio": (0.01, 0.5), "gradient.norm_before_reduce": (1.2, 0.4),
+    "optimizer.weight_norm": (500, 1e-5), "memory.cuda_outside_bytes": (5e9, 0.02),
+    "memory.cuda_free_bytes": (2e10, 0.1),
+    "memory.cuda_inactive_bytes": (4e9, 0.2), "memory.shm_used_ratio": (0.2, 0.1),
+    "memory.live_tensor_growth_bytes": (2e7, 0.8),
 }  # fmt: skip
 _CONSTANT: dict[str, float] = {
     "data.samples": 64, "data.vocab_size": 151936, "data.token_id_min": 0, "data.token_id_max": 151645,
@@ -70,6 +76,14 @@ _CONSTANT: dict[str, float] = {
     "optimizer.step_skipped": 0, "optimizer.nonfinite_weights": 0, "optimizer.skipped_updates": 0,
     "memory.cgroup_limit_bytes": 6.4e10, "memory.cuda_total_bytes": 8.5e10, "memory.open_files_limit": 1024,
     "sentinel.probe_errors": 0, "sentinel.core_active": 1, "sentinel.replica_mismatch": 0,
+    "data.completion_tokens": 7680, "data.device_mismatch": 0, "data.dtype_mismatch": 0, "data.right_padded_prompts": 0,
+    "data.duplicate_over_ranks_ratio": 0, "reward.func_infinite[accuracy]": 0, "reward.func_failures[accuracy]": 0,
+    "reward.func_samples[accuracy]": 64, "policy.old_logp_nonfinite": 0, "policy.sampling_logp_nonfinite": 0,
+    "policy.ref_logp_nonfinite": 0, "policy.kl_k3_overflow": 0, "policy.on_policy": 1, "policy.logp_positive": 0,
+    "policy.input_grad_leaks": 0, "policy.loss_dtype_mismatch": 0, "policy.loss_device_mismatch": 0,
+    "policy.sampling_confident_disagreements": 0, "gradient.norm_overflow": 0, "gradient.zero_tensors": 2,
+    "optimizer.unheld_parameters": 0, "optimizer.stale_parameters": 0, "optimizer.state_shape_mismatch": 0,
+    "memory.cuda_alloc_retries": 0, "memory.cuda_ooms": 0, "sentinel.probes_off": 0, "sentinel.names_overflow": 0,
 }  # fmt: skip
 _RATIOS = ("_ratio", "ess_ratio", "top_share", "_share[accuracy]", "_share[format]", "correlation")
 # level at the end of the run over the level at its start, in the source `drifting`
@@ -121,6 +135,8 @@ def _row(source: str, step: int, steps: int, noise: Callable[[], float]) -> dict
     row["policy.advantage_mean"] = 0.05 * noise()
     row["policy.loss"] = 0.01 * noise()
     row["policy.kl_k1_nats"] = 0.05 * noise()
+    if step % 16 == 0:
+        row |= _vitals(noise)
     if step == 1:
         row["policy.kl_k3_nats"] = 1e-4
     if source == "seasonal":
@@ -128,6 +144,21 @@ def _row(source: str, step: int, steps: int, noise: Callable[[], float]) -> dict
             row["time.step_seconds"] += 240.0  # evaluation and a checkpoint
         if step % 4 != 1:
             row = {name: value for name, value in row.items() if not name.startswith("reward.")}
+    return row
+
+
+def _vitals(noise: Callable[[], float], ranks: int = 4) -> dict[str, float]:
+    """How far this rank is from the median of few ranks, whose spread is as uncertain as it gets."""
+    row = {}
+    for vital in ("before_collective", "loss", "gradient_norm", "reward_mean", "memory"):
+        values = [noise() for _ in range(ranks)]
+        centre = median(values)
+        deviations = [(value - centre) / (1.4826 * median(abs(v - centre) for v in values)) for value in values]
+        furthest = max(range(ranks), key=lambda rank: abs(deviations[rank]))
+        row[f"sentinel.rank_deviation[{vital}]"] = deviations[0]
+        row[f"sentinel.odd_rank_deviation[{vital}]"] = deviations[furthest]
+        row[f"sentinel.odd_rank[{vital}]"] = float(furthest)
+        row[f"sentinel.compared_ranks[{vital}]"] = float(ranks)
     return row
 
 
@@ -149,13 +180,14 @@ def _student(draw: random.Random, freedom: int = 4) -> Callable[[], float]:
 
 
 def main(record: Callable[..., None] | None = None, steps: int = 50_000) -> None:
-    """Play every source through all rules; stores criticals and warnings per 1,000 steps. Raises when one is too loud."""
+    """Play every source through all rules; stores criticals and warnings per 1,000 steps. Raises when one is loud."""
     from benchmarks.record import record as store
 
     record = record or store
+    rules = load_rules()
     loud = []
     for source in SOURCES:
-        told = alarms(source, steps)
+        told = alarms(source, steps, rules)
         counts = {name: sum(severity == name for severity, _ in told) for name in ("CRITICAL", "WARNING", "NOTE")}
         record(f"healthy_{source}_criticals", counts["CRITICAL"], "", peer=f"in {steps} steps, limit 0")
         record(f"healthy_{source}_warnings_per_1000", 1000 * counts["WARNING"] / steps, "", peer="limit 0.2")
@@ -168,9 +200,9 @@ def main(record: Callable[..., None] | None = None, steps: int = 50_000) -> None
         raise AssertionError(f"too many alarms in healthy runs: {', '.join(loud)}")
 
 
-def alarms(source: str, steps: int, *, ranks: int = 1) -> list[tuple[str, str]]:
+def alarms(source: str, steps: int, rules: RuleSet, *, ranks: int = 1) -> list[tuple[str, str]]:
     """Severity and rule of everything that fires in a healthy run."""
-    engine = Engine(load_rules(), run_id="healthy")
+    engine = Engine(rules, run_id="healthy")
     engine.configure(CONTEXT)
     return [
         (finding.severity.name, finding.rule)

@@ -103,7 +103,7 @@ def play(source: Source, rules: RuleSet, tell: Callable[[Progress], None] | None
     outcome.profiles = engine.profile_names
     abstaining = engine.abstaining()
     outcome.judging = len(rules) - len(abstaining)
-    outcome.walk = walk(engine.rules, outcome.findings.values(), abstaining)
+    outcome.walk = walk(engine.rules, outcome.findings.values(), abstaining, engine.checkpoints)
     outcome.notes += progress.notes
     return outcome
 

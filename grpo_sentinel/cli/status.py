@@ -83,7 +83,7 @@ def walk_of(config: Config, snapshot: Snapshot) -> Walk:
         for name, reason in engine.abstaining().items()
         if engine.rules[name].scope not in ("tick", "event")
     }  # heartbeats and events are seen live, not in the history
-    return walk(engine.rules, snapshot.findings, abstaining)
+    return walk(engine.rules, snapshot.findings, abstaining, engine.checkpoints)
 
 
 def look(config: Config, run_id: str | None) -> tuple[Snapshot, str]:

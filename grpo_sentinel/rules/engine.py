@@ -9,6 +9,7 @@ became known) and when it resolves. Whoever stores findings keeps the newest ver
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from grpo_sentinel.rules.view import RankState, View, merged_get
 
 _NONE = Change.NONE
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
+_CHECKPOINTS = 64  # newest that are kept
 _STALE_LOOKS = 50  # a tracker that could not judge for so many looks abstains
 
 
@@ -42,6 +44,7 @@ class Engine:
         self._attribution = Attribution()
         self._context: dict[str, Any] = {}
         self._step = 0
+        self._checkpoints: deque[tuple[int, str]] = deque(maxlen=_CHECKPOINTS)
         self._errors: dict[str, str] = {}
         self.profile_names: tuple[str, ...] = ()
         self._off: dict[str, str] = {}
@@ -130,6 +133,8 @@ class Engine:
         """Judge one event; a `config` event configures, a `nonfinite` event refines findings that already fire."""
         if event.kind == "config" and event.rank == 0:
             self.configure(event.body)
+        if event.kind == "checkpoint":
+            self._checkpoints.append((_whole(event.body.get("step"), event.step), str(event.body.get("path", ""))))
         self._attribution.event(event)
         out: list[Finding] = []
         step = max(event.step, 1) if event.step else self._step
@@ -192,6 +197,11 @@ class Engine:
                 if reason:
                     out[rule.name] = reason
         return out
+
+    @property
+    def checkpoints(self) -> tuple[tuple[int, str], ...]:
+        """Step and path of the checkpoints that events told of, oldest first."""
+        return tuple(self._checkpoints)
 
     @property
     def rules(self) -> RuleSet:
@@ -342,6 +352,10 @@ def _labels_for(signals: Iterable[str], labels: Mapping[str, set[str]]) -> list[
     if not bases:
         return [""]
     return sorted(set().union(*(labels.get(base, set()) for base in bases)))
+
+
+def _whole(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
 
 
 def _unasked(scope: str, signals: Iterable[str]) -> str:

@@ -46,6 +46,12 @@ class Walk:
 
     stops: tuple[Stop, ...]
     root: Finding | None
+    checkpoint: str = ""  # newest that is known from before the first wrong step; its path
+
+    @property
+    def last_healthy_step(self) -> int | None:
+        """The step before the first wrong one; None when nothing is wrong, 0 when nothing was ever right."""
+        return None if self.root is None else max(0, self.root.onset_step - 1)
 
     @property
     def conclusion(self) -> str:
@@ -59,14 +65,19 @@ class Walk:
         text = f"wrong first: {self.root.layer}, since step {self.root.onset_step}: {self.root.message}"
         if below:
             text += "; below it " + ", ".join(f"{stop.layer} {stop.state}" for stop in below)
-        return text
+        return f"{text}; last healthy step {self.last_healthy_step}, checkpoint {self.checkpoint or 'not known'}"
 
 
-def walk(rules: Iterable[Rule], findings: Iterable[Finding], abstaining: Mapping[str, str]) -> Walk:
+def walk(
+    rules: Iterable[Rule],
+    findings: Iterable[Finding],
+    abstaining: Mapping[str, str],
+    checkpoints: Iterable[tuple[int, str]] = (),
+) -> Walk:
     """Sort what the rules said into layers.
 
     `findings`: newest version of each, resolved ones too if they belong to the story. `abstaining`: rule -> reason, as
-    `Engine.abstaining()` gives it. Rules that neither found nor abstained count as having judged.
+    `Engine.abstaining()` gives it; `checkpoints`: step and path, oldest first (`Engine.checkpoints`). Rules that neither found nor abstained count as having judged.
     """
     told: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -75,7 +86,9 @@ def walk(rules: Iterable[Rule], findings: Iterable[Finding], abstaining: Mapping
     for rule in rules:
         by_layer.setdefault(rule.layer, []).append(rule)
     stops = tuple(_stop(layer, members, told, abstaining) for layer, members in by_layer.items())
-    return Walk(stops=stops, root=_root([finding for some in told.values() for finding in some]))
+    root = _root([finding for some in told.values() for finding in some])
+    before = [path for step, path in checkpoints if root is not None and step < root.onset_step]
+    return Walk(stops=stops, root=root, checkpoint=before[-1] if before else "")
 
 
 def _stop(layer: str, rules: Iterable[Rule], told: Mapping[str, list[Finding]], abstaining: Mapping[str, str]) -> Stop:
@@ -132,6 +145,8 @@ def as_json(walk: Walk) -> dict[str, Any]:
     return {
         "conclusion": walk.conclusion,
         "root": walk.root.finding_id if walk.root else "",
+        "last_healthy_step": walk.last_healthy_step,
+        "checkpoint": walk.checkpoint,
         "layers": [
             {
                 "layer": stop.layer, "state": stop.state, "questions": dict(stop.questions),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_sentinel.records import Finding, Frame, Mode
+from grpo_sentinel.records import EventRecord, Finding, Frame, Mode
 from grpo_sentinel.rules import Engine, load_rules
 from grpo_sentinel.rules.walk import ORDER, Walk, as_json, as_lines, walk
 
@@ -36,7 +36,7 @@ def test_a_fault_in_the_reward_that_shows_in_the_gradient_ends_at_the_reward() -
     assert at["reward"].state == at["gradient"].state == "wrong"
     assert at["data"].state == "fine as far as seen"
     assert way.conclusion.startswith("wrong first: reward, since step 3: 2 samples")
-    assert way.conclusion.endswith("below it data fine as far as seen")
+    assert way.conclusion.endswith("data fine as far as seen; last healthy step 2, checkpoint not known")
 
 
 def test_what_could_not_be_seen_is_not_fine() -> None:
@@ -65,3 +65,19 @@ def test_the_walk_prints_each_layer_with_its_findings_and_blind_spots() -> None:
     assert "✗ since step 2: the gradient of step 2 is not finite" in text
     assert "  device: not seen (0 of " in text
     assert as_json(way)["layers"][1]["wrong"] == ["grad_nonfinite:0:2"]
+
+
+def test_the_newest_checkpoint_from_before_the_first_wrong_step_is_named() -> None:
+    engine = Engine(load_rules(), run_id="r")
+    found = []
+    for step in range(1, 13):
+        if step % 4 == 0:
+            body = {"path": f"out/checkpoint-{step}", "step": step}
+            engine.event(
+                EventRecord(run_id="r", rank=0, sequence=step, step=step, wall_ns=0, kind="checkpoint", body=body)
+            )
+        row = {**HEALTHY, "gradient.nonfinite_tensors": float(step == 11)}
+        found += engine.frame(Frame(run_id="r", step=step, mode=Mode.TRAIN, wall_ns=step, ranks={0: row}))
+    way = walk(engine.rules, found[:1], engine.abstaining(), engine.checkpoints)
+    assert (way.last_healthy_step, way.checkpoint) == (10, "out/checkpoint-8")
+    assert "last healthy step 10, checkpoint out/checkpoint-8" in way.conclusion
