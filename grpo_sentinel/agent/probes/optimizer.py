@@ -155,7 +155,74 @@ class OptimizerProbe:
         if self._replicated and len(after):
             pieces["digest"] = self._digest(after)
 
-    def _nonfinite_moments(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _bf16_rows(self, weights: _Weights) -> torch.Tensor | None:
+        """Mark the rows of bf16 weights, R x 1; None when there are none. Kept: each copy to a device would wait."""
+        dtypes = tuple(view.dtype for view in weights.flats)
+        if torch.bfloat16 not in dtypes:
+            return None
+        if self._narrow is None or self._narrow[0] is not weights.plan or self._narrow[1] != dtypes:
+            marks = torch.tensor([dtype is torch.bfloat16 for dtype in dtypes])[weights.plan.owner].unsqueeze(1)
+            self._narrow = (weights.plan, dtypes, marks.to(weights.flats[0].device))
+        return self._narrow[2]
+
+    def _digest(self, sampled: torch.Tensor) -> torch.Tensor:
+        """Hash bits and places: sum of bits times odd factors modulo 2**52 (int64 wraps: order does not matter)."""
+        if not len(sampled):
+            return torch.zeros((), dtype=torch.float64, device=sampled.device)
+        bits = sampled.contiguous().view(_bits_of(sampled.dtype)).long()
+        if self._factors is None or self._factors.device != bits.device or len(self._factors) != len(bits):
+            self._factors = ((sample.hashed(len(bits), salt=1) * 2.0**_DIGEST_BITS).long() * 2 + 1).to(bits.device)
+        return ((bits * self._factors).sum() & ((1 << _DIGEST_BITS) - 1)).to(wide_dtype(bits.device))
+
+
+def _moments(optimizer: torch.optim.Optimizer, weights: _Weights) -> dict[int, torch.Tensor]:
+    """Sample both moments at the weights' places. The first one's zeros moved nothing.
+
+    Lacks a moment before the first update, or that the optimizer does not keep.
+    """
+    out = {}
+    for order, names in enumerate(_MOMENTS, start=1):
+        views = _fitting([_state(optimizer, parameter, names) for parameter in weights.parameters], weights.flats)
+        if any(view is not None for view in views):
+            out[order] = sample.gather(views, weights.plan.cuts)
+    return out
+
+
+def _changes(
+    before: torch.Tensor,
+    after: torch.Tensor,
+    moment: torch.Tensor | None,
+    weights: _Weights,
+    narrow: torch.Tensor | None,
+) -> dict[str, torch.Tensor]:
+    """Per row of the sample: squared change, elements changed; and bf16 weights that an update should have moved."""
+    width = weights.plan.width
+    changed = before != after
+    out = {
+        "update": _row_squares(_wide(after) - _wide(before), width),
+        "changed": changed.view(-1, width).any(1),
+    }
+    if narrow is not None:
+        intended = _gradients(weights) if moment is None else moment
+        meant = (intended != 0).view(-1, width) & narrow
+        out["meant"] = meant.sum()
+        out["swallowed"] = (meant & ~changed.view(-1, width)).sum()
+    return out
+
+
+def _gradients(weights: _Weights) -> torch.Tensor:
+    """Sample the gradients, for optimizers without a first moment; a missing gradient moves nothing."""
+    views = [None if parameter.grad is None else flat(parameter.grad) for parameter in weights.parameters]
+    return sample.gather(_fitting(views, weights.flats), weights.plan.cuts)
+
+
+def _fitting(views: Sequence[torch.Tensor | None], flats: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Leave out what has not the size of its weight: the plan's places mean nothing in it."""
+    pairs = zip(views, flats, strict=True)
+    return [view if view is not None and view.numel() == owner.numel() else None for view, owner in pairs]
+
+
+def _nonfinite_moments(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     views = [_state(optimizer, parameter, names) for names in _MOMENTS for parameter in parameters]
     held = [view for view in views if view is not None and view.numel()]
     return {"moment_squares": norms.read(held).squares} if held else {}
