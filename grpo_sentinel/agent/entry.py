@@ -98,14 +98,14 @@ def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
     if _current is not None:
         _current.close("replaced by a new attachment")
     rank, world = place_in_world()
-    named = (run_id or settings.run_id, "")
+    given = run_id or settings.run_id
     guard = Guard(strict=settings.strict)
-    if world > 1 and not named[0] and not run_id_is_given():
+    if world > 1 and not given and not run_id_is_given():
         handshake = _handshake(settings, (derive_run_id(), derive_parent_run_id()))
-        named = (*handshake.names, "", "")[:2]
-        writer, directory = _open_ring(settings, rank, world, *named)
+        agreed, parent = (*handshake.names, "", "")[:2]
+        writer, directory = _open_ring(settings, rank, world, agreed, parent)
     else:
-        writer, directory = _open_ring(settings, rank, world, *named)
+        writer, directory = _open_ring(settings, rank, world, given, "")
         handshake = _handshake(settings)
     agent = Agent(
         settings=settings,

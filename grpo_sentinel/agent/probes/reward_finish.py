@@ -64,7 +64,7 @@ def _cut(part: Part) -> tuple[list[list[float]], list[float], Sequence[float]]:
 
 def _weighted(scores: Sequence[float], weights: Sequence[float]) -> float:
     """Add up what is not None (NaN); a weight of 0 times an infinite score stays visible as what it is: NaN."""
-    total = sum(map(operator.mul, scores, weights))
+    total: float = sum(map(operator.mul, scores, weights))
     if scores and not math.isnan(total):
         return total
     known = [score * weight for score, weight in zip(scores, weights, strict=True) if not math.isnan(score)]
