@@ -18,6 +18,8 @@ from benchmarks.faultbench.fault import EVER, LOOP1, LOOP2, Fault, Mechanism
 from benchmarks.faultbench.sidecar import Sidecar
 from benchmarks.faultbench.table import WORLDS
 
+SETTINGS = json.dumps({"overhead_floor_seconds": 0.05})
+"""Steps take 30 to 300 ms here and seconds elsewhere: what the agent may take of a real step it may take of these."""
 WATCHED, ANOMALY = "watched", "anomaly"
 _SETTLE = 1.6  # seconds after the last rank's end in which the daemon sees it and commits
 _AFTER_DEATH = 8.0  # seconds that ranks may live on after the first has ended
@@ -92,7 +94,9 @@ class Runner:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         run_id = f"{job.key}-{int(time.time())}"
-        environment = {"GRPO_SENTINEL_DIR": str(self.sidecar.rings), "GRPO_SENTINEL_RUN_ID": run_id}
+        environment = {
+            "GRPO_SENTINEL_DIR": str(self.sidecar.rings), "GRPO_SENTINEL_RUN_ID": run_id, "GRPO_SENTINEL_SETTINGS": SETTINGS,
+        }  # fmt: skip
         ranks = children.start(folder, WORLDS[job.trainer], environment, lambda: work(job, folder, self.assets))
         return Going(job, folder, run_id, ranks)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Tally
 from dataclasses import dataclass
 
@@ -13,8 +14,9 @@ from grpo_sentinel.rules.view import FINE, Verdict, View, unable
 class Replica:
     """Bad when ranks hold unequal values: |a - b| > relative * max(|a|, |b|) + absolute, NaN equal only to NaN.
 
-    Names the minority; with two ranks nobody can say which is right, so both are named. `only_with` is a signal that
-    only replicas send: until it has been seen, ranks may hold shards, and unequal values are right.
+    Names the minority; with two ranks nobody can say which is right, so both are named, unless the value of one is not
+    finite. `only_with` is a signal that only replicas send: until it has been seen, ranks may hold shards, and unequal
+    values are right.
     """
 
     signal: Expression
@@ -45,10 +47,14 @@ class Replica:
         odd = [rank for rank, value in values.items() if not self._equal(value, reference)]
         if not odd:
             return FINE
-        ranks = tuple(sorted(values)) if 2 * len(odd) >= len(values) else tuple(sorted(odd))
-        return Verdict(
-            bad=True, clear=False, value=values[odd[0]], limit=reference, ranks=ranks, signal=self.signal.text
-        )
+        broken = [rank for rank, value in values.items() if not math.isfinite(value)]
+        if 0 < len(broken) < len(values):
+            odd = broken  # whoever is in the minority: these are wrong
+        elif 2 * len(odd) >= len(values):
+            odd = list(values)
+        ranks = tuple(sorted(odd))
+        value = next((values[rank] for rank in odd if not self._equal(values[rank], reference)), values[odd[0]])
+        return Verdict(bad=True, clear=False, value=value, limit=reference, ranks=ranks, signal=self.signal.text)
 
     def _equal(self, a: float, b: float) -> bool:
         if a == b or (a != a and b != b):
