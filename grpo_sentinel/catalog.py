@@ -146,6 +146,7 @@ policy.kl_k2_nats | nats | gauge | mean | KL to the reference, k2: (logp - ref_l
 policy.kl_k3_nats | nats | gauge | mean | KL to the reference, k3: r - 1 - ln r with r = pi_ref/pi (Schulman 2020), never negative
 policy.kl_k3_max_nats | nats | gauge | max | largest k3 of a token, recomputed in float64
 policy.kl_reported_nats | nats | gauge | mean | KL to the reference as the trainer itself computed and logs it (TRL: its k3, mean over tokens and ranks): below 0 its formula is wrong
+policy.kl_position_share | ratio | gauge | mean | share of the summed k3 that the quarter of the completions with the most of it carries: 0.25 is even
 policy.kl_k3_overflow | count | gauge | sum | tokens whose k3 overflows to infinity in the log-probs' own dtype (ref_logp - logp > ln of its largest number)
 policy.ess_ratio | ratio | gauge | mean | effective sample size of the importance weights over n: (sum w)^2 / (n sum w^2)
 policy.sampling_gap_mean_nats | nats | gauge | mean | token mean |logp - sampling_logp|: rollout engine against trainer, whose log-prob is old_logp where there is one, else the current
@@ -154,6 +155,10 @@ policy.sampling_correlation | | gauge | mean | Pearson correlation of rollout an
 policy.sampling_mult_error | ratio | gauge | mean | mean exp|logp - sampling_logp| (token_mult_prob_error)
 policy.sampling_confident_disagreements | count | gauge | sum | tokens the engine gave p >= 0.5 where the log-probs differ by more than 2 nats
 policy.sampling_k3_nats | nats | gauge | mean | KL of rollout engine to trainer, k3: r - 1 - ln r with r = pi_trainer/pi_engine, token mean
+policy.sampling_ppl_ratio | ratio | gauge | mean | perplexity of the completions for the trainer over that for the rollout engine: exp(mean(sampling_logp - logp))
+policy.sampling_weight_mean | ratio | gauge | mean | token mean of the importance weight w = exp(logp - sampling_logp) of trainer over rollout engine
+policy.sampling_ess_ratio | ratio | gauge | mean | effective sample size of these weights over n: (sum w)^2 / (n sum w^2); mean(w^2) - 1 is sampling_weight_mean^2 / sampling_ess_ratio - 1
+policy.sampling_probability_gap_max | | gauge | max | largest |exp(logp) - exp(sampling_logp)| of a token
 policy.sampling_logp_nonfinite | count | gauge | sum | NaN or infinite log-probs of the rollout engine inside the mask
 policy.entropy_first_nats | nats | gauge | mean | mean entropy over the first quarter of each completion's own tokens
 policy.entropy_last_nats | nats | gauge | mean | mean entropy over the last quarter of each completion's own tokens
@@ -319,6 +324,7 @@ reward.model_autograd | what the model's pass returned: its grad_fn | free
 reward.model_adapter_mismatch | adapter layers of the model; of the reference, those that are on during its pass | walk
 policy. | log-probs of the training forward and the other inputs of the loss | tokens
 policy.kl_reported_nats | the number that the trainer computed for its own log | free
+policy.kl_position_share | log-probs of the training forward and of the reference | tokens, sampled
 policy.repetition_ratio | token ids of the completions | tokens, sampled
 policy.single_token_ratio | token ids of the completions | tokens, sampled
 policy.entropy_max_nats | the embedding's size | free

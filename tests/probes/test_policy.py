@@ -48,6 +48,7 @@ def reference(batches, low=0.2, high=0.28):
     ratios = [math.exp(lp - old) for lp, old, *_ in tokens]
     advantages = [a for *_, a in tokens]
     k3 = [math.exp(ref - lp) - 1 - (ref - lp) for lp, _, ref, *_ in tokens]
+    weights = [math.exp(old - s) for _, old, _, s, _ in tokens]
     gaps = [abs(old - s) for _, old, _, s, _ in tokens]
     all_advantages = [a for b in batches for a in b["advantages"].tolist()]
     return {
@@ -74,6 +75,10 @@ def reference(batches, low=0.2, high=0.28):
         "policy.sampling_correlation": statistics.correlation(
             [math.exp(t[1]) for t in tokens], [math.exp(t[3]) for t in tokens]
         ),
+        "policy.sampling_ppl_ratio": math.exp(mean(s - old for _, old, _, s, _ in tokens)),
+        "policy.sampling_weight_mean": mean(weights),
+        "policy.sampling_ess_ratio": sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights)),
+        "policy.sampling_probability_gap_max": max(abs(math.exp(t[1]) - math.exp(t[3])) for t in tokens),
         "policy.advantage_mean": mean(all_advantages),
         "policy.advantage_std": statistics.stdev(all_advantages),
         "policy.advantage_abs_max": max(map(abs, all_advantages)),
@@ -127,6 +132,23 @@ def test_k3_that_overflows_in_the_loss_is_counted_though_its_mean_is_finite():
     assert values["policy.kl_k3_nats"] == pytest.approx(math.exp(199) / 2)
     half = harvest(policy.observe(logp_BT=torch.tensor([[-13.0]]).half(), ref_logp_BT=torch.tensor([[-1.0]]).half())).values
     assert half["policy.kl_k3_overflow"] == 1  # exp(12) is above what float16 holds, and far below float32's
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 2))
+def test_the_quarter_of_the_completions_with_the_most_kl_is_found_as_by_a_walk(seed, count):
+    batches = [batch(seed + i, rows=3, tokens=9 + i) for i in range(count)]
+    ids = [torch.zeros(b["mask_BT"].shape, dtype=torch.long) for b in batches]
+    quarters = [0.0] * 4
+    for b in batches:
+        for i, row in enumerate(b["mask_BT"].tolist()):
+            own = [t for t, kept in enumerate(row) if kept]
+            for place, t in enumerate(own):
+                d = float(b["logp_BT"][i][t]) - float(b["ref_logp_BT"][i][t])
+                quarters[4 * place // len(own)] += math.exp(-d) - 1 + d
+    packs = [policy.observe(**b, completion_ids_BT=i) for b, i in zip(batches, ids, strict=True)]
+    found = harvest(*packs).values["policy.kl_position_share"]
+    assert found == pytest.approx(max(quarters) / sum(quarters), rel=1e-9)
 
 
 def test_huge_ratios_do_not_overflow_the_mean_or_the_sample_size():

@@ -62,6 +62,9 @@ def observe(
         if mask is not None and mask.numel():
             epsilon = (epsilon_low, epsilon_high)
             _token_terms(bag, logp_BT, entropy_BT, mask, given, on_policy, epsilon, importance_sampling_level)
+            if logp_BT is not None and ref_logp_BT is not None and completion_ids_BT is not None:
+                wide = wide_dtype(mask.device)
+                terms.kl_by_place(bag, logp_BT.to(mask.device, wide) - ref_logp_BT.to(mask.device, wide), mask)
         if completion_ids_BT is not None and mask is not None:
             repetition(bag, completion_ids_BT, mask)
         if loss is not None:

@@ -136,6 +136,7 @@ def _kl(merged: Merged, beta: float) -> dict[str, float | None]:
         "policy.kl_k2_nats": None if squares is None else squares / 2,
         "policy.kl_k3_nats": k3,
         "policy.kl_k3_max_nats": merged.high("ref.k3"),
+        "policy.kl_position_share": _largest_share([merged.sum(f"ref.until{k}") for k in (1, 2, 3, 4)]),
         "policy.kl_k3_overflow": merged.sum("k3_overflow"),
         "policy.kl_loss": None if k3 is None else beta * k3,
     }
@@ -143,14 +144,35 @@ def _kl(merged: Merged, beta: float) -> dict[str, float | None]:
 
 def _sampling(merged: Merged) -> dict[str, float | None]:
     count, log_sum = merged.sum("engine.count"), merged.log_sum("engine.abs")
+    gap, k3 = merged.mean("engine.d", "engine.count"), merged.mean("engine.k3", "engine.count")
+    mean = None if gap is None or k3 is None else k3 + 1.0 - gap  # w = k3 + 1 + ln w, and ln w = -d
     return {
         "policy.sampling_gap_mean_nats": merged.mean("engine.abs", "engine.count"),
         "policy.sampling_gap_max_nats": merged.high("engine.abs"),
         "policy.sampling_correlation": merged.comoments("probability").correlation(),
         "policy.sampling_mult_error": None if not count or log_sum is None else _exp(log_sum - math.log(count)),
         "policy.sampling_confident_disagreements": merged.sum("confident"),
-        "policy.sampling_k3_nats": merged.mean("engine.k3", "engine.count"),
+        "policy.sampling_k3_nats": k3,
+        "policy.sampling_ppl_ratio": None if gap is None else _exp(gap),
+        "policy.sampling_weight_mean": mean,
+        "policy.sampling_ess_ratio": _sample_size(mean, count, merged.log_sum("weight.2")),
+        "policy.sampling_probability_gap_max": merged.high("probability_gap"),
     }
+
+
+def _sample_size(mean: float | None, count: float | None, log_squares: float | None) -> float | None:
+    """(sum w)^2 / (n sum w^2) from the mean of n weights and the logarithm of the sum of their squares."""
+    if not mean or not count or log_squares is None or not math.isfinite(mean):
+        return None
+    return min(1.0, math.exp(2 * math.log(mean) + math.log(count) - log_squares))
+
+
+def _largest_share(until: Sequence[float | None]) -> float | None:
+    """Give the largest part in the whole, from running sums; None where there is nothing to share."""
+    known = [value for value in until if value is not None]
+    if len(known) < len(until) or not known or not 0 < known[-1] < math.inf:
+        return None
+    return max(b - a for a, b in zip([0.0, *known], known)) / known[-1]  # noqa: B905 - pairs of neighbours
 
 
 def _exp(x: float) -> float:

@@ -86,6 +86,14 @@ def overflowing_kl(bag: Bag, gap: torch.Tensor, dtype: torch.dtype, mask: torch.
     bag.put(["sum:k3_overflow"], ((gap < beyond) & (gap > -math.inf) & mask).sum())
 
 
+def kl_by_place(bag: Bag, gap: torch.Tensor, mask: torch.Tensor) -> None:
+    """k3 to the reference summed over the first one to four quarters of each completion's own tokens; d = logp - ref."""
+    place, length = 4 * mask.cumsum(1), mask.sum(1, keepdim=True)  # 1-based among the row's own tokens
+    within = torch.stack([place < k * length + 4 for k in (1, 2, 3, 4)]) & (finite(gap) & mask)
+    sums = torch.where(within, torch.expm1(-gap) + gap, 0.0).sum((2, 1))
+    bag.put([f"sum:ref.until{k}" for k in (1, 2, 3, 4)], sums)
+
+
 def entropy_by_place(bag: Bag, entropy: torch.Tensor, fine: torch.Tensor, mask: torch.Tensor) -> None:
     """Entropy over the first and the last quarter of each completion's own tokens."""
     place = mask.cumsum(1)  # 1-based among the row's own tokens
@@ -109,4 +117,7 @@ def probabilities(bag: Bag, trainer: torch.Tensor, engine: torch.Tensor, mask: t
         [f"{field}:probability" for field in ("n", "mean_x", "mean_y")], torch.cat([count.view(1), means.flatten()])
     )
     bag.put([f"{field}:probability" for field in ("m2_x", "m2_y", "cross")], squares)
+    # the squared importance weights; their mean follows from k3 on the host
+    bag.put(["lse:weight.2"], torch.where(fine, 2 * gap, -math.inf).logsumexp((0, 1)))
+    bag.put(["max:probability_gap"], torch.where(fine, (both[0] - both[1]).abs(), -math.inf).amax())
     bag.put(["sum:confident"], ((engine >= _CONFIDENT) & (gap.abs() > _DISAGREE_NATS) & fine).sum())
