@@ -58,7 +58,7 @@ def sanitize_rewards(
 
     `rewards` is a sequence of B numbers (a list comes back), or a torch tensor of any shape (a new tensor of the same
     dtype and device). NaN and both infinities become `replacement`, by default `low`, else 0: an infinite reward is a
-    defect, never a prize. None (the function abstains) stays None. Rescaling: x -> a + (x - low) (b - a) / (high - low).
+    defect, never a prize. None (an abstention) stays None. Rescaling is x -> a + (x - low) (b - a) / (high - low).
 
     Under `name`, give the reward function's name, counts add up for the process; where an agent is attached they are
     pushed as `reward.func_sanitized[name]`. The first, tenth, hundredth ... change is logged as a warning.

@@ -129,7 +129,7 @@ def _cut(source: str, file: BinaryIO, part_bytes: int) -> list[Part]:
     file.seek(0)
     out: list[Part] = []
     start = at = number = lines = 0
-    while chunk := file.read(1 << 20):
+    while chunk := file.read(max(1, min(1 << 20, part_bytes))):
         cut = chunk.rfind(b"\n") + 1
         if at + cut - start >= part_bytes and cut:
             lines += chunk.count(b"\n", 0, cut)

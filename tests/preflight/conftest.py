@@ -30,3 +30,34 @@ def copy(made: Path, tmp_path: Path) -> Callable[..., Path]:
         return target
 
     return make
+
+
+@pytest.fixture(scope="session")
+def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny policy that has learned a little; tests change copies."""
+    pytest.importorskip("transformers")
+    from models_made import policy
+
+    return policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="session")
+def reward_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers")
+    from models_made import reward_model
+
+    return reward_model(tmp_path_factory.mktemp("reward_model"))
+
+
+@pytest.fixture(scope="session")
+def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from models_made import data
+
+    return str(data(tmp_path_factory.mktemp("prompts") / "train.jsonl"))
+
+
+@pytest.fixture(scope="session")
+def answered_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from models_made import data
+
+    return str(data(tmp_path_factory.mktemp("answered") / "train.jsonl", responses=True))

@@ -9,6 +9,7 @@ import io
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,76 @@ def test_parquet_of_verl_and_a_folder_of_datasets_are_read(tmp_path: Path) -> No
     assert counts(check_data([str(tmp_path / "folder")])) == {"empty-answer": 1}
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "train.parquet").read_bytes()[:-40])
     assert counts(check_data([str(tmp_path / "cut.parquet")])) == {"unreadable": 1}
+
+
+@pytest.mark.torch
+def test_zstd_is_read_from_files_and_from_stdin(tmp_path: Path, monkeypatch: Any) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    lines = "".join(json.dumps(row) + "\n" for row in [*good(), good()[3]]).encode()
+    with pyarrow.CompressedOutputStream(str(tmp_path / "a.jsonl.zst"), "zstd") as file:
+        file.write(lines)
+    packed = (tmp_path / "a.jsonl.zst").read_bytes()
+    assert packed[:4] == b"\x28\xb5\x2f\xfd"
+    assert counts(check_data([str(tmp_path / "a.jsonl.zst")])) == {"duplicate": 1}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(packed)))
+    assert counts(check_data(["-"])) == {"duplicate": 1}
+    (tmp_path / "cut.jsonl.zst").write_bytes(packed[: len(packed) // 2])
+    assert counts(check_data([str(tmp_path / "cut.jsonl.zst")]))["unreadable"] == 1
+
+
+def test_zstd_without_anything_that_reads_it_is_one_sentence(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    for name in ("compression.zstd", "zstandard", "pyarrow"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    assert main(["check", "data", str(tmp_path / "a.jsonl.zst")]) == 2
+    assert capsys.readouterr().err.strip().endswith("pip install zstandard")
+
+
+def test_several_processes_report_exactly_what_one_does(tmp_path: Path, monkeypatch: Any) -> None:
+    from grpo_sentinel.preflight import data_parallel
+
+    monkeypatch.setattr(data_parallel.parts_of, "__defaults__", (4_000,))
+    rows: list[Any] = [{"prompt": f"what is {n}, then?", "answer": str(n), "reward": (n % 8) / 8} for n in range(900)]
+    rows[300:300] = BROKEN.values()
+    rows[880] = rows[2]
+    rows[881] = rows[700]
+    rows[5] = {"prompt": "what is 60, then?", "answer": "", "reward": 0.5}
+    first = write(tmp_path / "a.jsonl", rows)
+    second = write(tmp_path / "b.jsonl", [*rows[:3], "", "{", {"prompt": "who?", "answer": "me", "reward": 0.5}])
+    (tmp_path / "c.json").write_text(json.dumps(rows[10:20]))
+    held = write(tmp_path / "eval.jsonl", [{"prompt": "what is 77, then?"}])
+    options = DataOptions(limits=Limits(reward_low=0, reward_high=1, max_length=300), evaluation=(held,))
+    files = [first, second, str(tmp_path / "c.json")]
+    assert len(data_parallel.parts_of(tuple(files))) > 12
+    one = check_data(files, options).to_json()
+    many = check_data(files, replace(options, jobs=3)).to_json()
+    for body in (one, many):
+        body.pop("seconds")
+    assert many == one
+    assert one["facts"]["faults"]["leakage"] == 1  # type: ignore[index]
+
+
+def test_a_process_of_jobs_that_dies_is_one_sentence(tmp_path: Path, monkeypatch: Any) -> None:
+    import os
+
+    from grpo_sentinel.preflight import data
+
+    path = write(tmp_path / "a.jsonl", good())
+    monkeypatch.setattr(data, "read_part", lambda part: os._exit(9))
+    with pytest.raises(SentinelError, match="--jobs 1"):
+        check_data([path], DataOptions(jobs=2))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=40), size=st.integers(1, 60))
+def test_parts_of_a_file_hold_every_line_once_with_its_number(tmp_path: Path, lines: list[bytes], size: int) -> None:
+    from grpo_sentinel.preflight.data_sources import read_part, split
+
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join([b"{}", *lines]))
+    whole = [(row.number, row.value, row.raw, row.error) for row in read_rows(str(path))]
+    parts = split(str(path), size)
+    assert [(row.number, row.value, row.raw, row.error) for part in parts for row in read_part(part)] == whole
 
 
 def test_parquet_without_pyarrow_is_one_sentence(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

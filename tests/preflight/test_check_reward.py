@@ -209,6 +209,64 @@ def test_a_model_left_in_training_mode_with_dropout_is_named(model_dir: Path, wo
     assert codes(report) >= {"training-mode", "dropout", "not-frozen", "nondeterministic"}
 
 
+def prepared(model_dir: Path, tmp_path: Path, change: str) -> str:
+    """A module with the model, changed in one way, and its tokenizer."""
+    path = tmp_path / f"prepared_{abs(hash(change))}.py"
+    path.write_text(
+        "import torch, transformers\n"
+        f"model = transformers.AutoModelForSequenceClassification.from_pretrained({str(model_dir)!r}).eval().requires_grad_(False)\n"
+        f"tokenizer = transformers.AutoTokenizer.from_pretrained({str(model_dir)!r})\n{change}\n"
+    )
+    return f"{path}:model"
+
+
+@pytest.mark.torch
+def test_a_head_bias_that_nobody_zeroed_and_the_offset_it_makes_are_told(
+    model_dir: Path, world: tuple[str, str], tmp_path: Path
+) -> None:
+    biased = "model.score = torch.nn.Linear(16, 1).eval().requires_grad_(False)\nmodel.score.weight.mul_(0.1)\nmodel.score.bias.fill_({})"
+    state = {"training-mode", "dropout", "not-frozen", "head-bias", "adapter"}
+    found = codes(check_reward(prepared(model_dir, tmp_path, biased.format(7.0)), [world[1]], RewardOptions(samples=6)))
+    assert found & state == {"head-bias"}
+    assert "offset" in found
+    report = check_reward(prepared(model_dir, tmp_path, biased.format(0.0)), [world[1]], RewardOptions(samples=6))
+    assert codes(report) & (state | {"offset"}) == set()
+    assert report.facts["state"]["model_head_bias"] == 0.0  # type: ignore[index]
+
+
+@pytest.mark.torch
+def test_an_adapter_that_is_switched_off_is_told(model_dir: Path, world: tuple[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    adapted = (
+        "import peft\nmodel = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=['q_proj']))\n"
+        "model.eval().requires_grad_(False)\n"
+    )
+    assert "adapter" not in codes(check_reward(prepared(model_dir, tmp_path, adapted), [world[1]], RewardOptions(samples=4)))
+    off = adapted + "model.base_model.disable_adapter_layers()\n"
+    found = codes(check_reward(prepared(model_dir, tmp_path, off), [world[1]], RewardOptions(samples=4)))
+    assert "adapter" in found
+
+
+@pytest.mark.parametrize("gold", ["The answer is 7", "因此答案是 7。"])
+def test_perturbations_and_canaries_follow_the_language_and_never_the_answer(gold: str) -> None:
+    from grpo_sentinel.preflight.reward_cases import PERTURBATIONS, canaries, of_lengths
+    from grpo_sentinel.preflight.reward_target import Sample
+
+    sample = Sample(prompt=[("user", "3 + 4?")], completion=gold, answer="7")
+    found = canaries(sample)
+    assert set(found) >= {"empty", "repeated token", "copied prompt", "typo in the answer"}
+    assert "7" not in found["typo in the answer"]
+    assert found["repeated token"].split()[0] == ("the" if gold.isascii() else "的")
+    for name, ways in PERTURBATIONS.items():
+        for way in ways:
+            assert way(gold) != gold, name
+            assert "7" in way(gold), name
+    texts = of_lengths(gold, 400, 20)
+    assert all(text.endswith(gold) for text in texts)
+    assert max(map(len, texts)) >= 400
+    assert canaries(Sample(prompt=[], completion=r"\boxed{7}", answer="7"))["wrong format"] == "7"
+
+
 def test_a_model_without_torch_is_one_sentence(world: tuple[str, str], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(SentinelError, match="torch and transformers"):

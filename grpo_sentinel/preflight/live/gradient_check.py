@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -165,6 +166,10 @@ def _parameters(found: Findings, loaded: Loaded) -> None:
     if loaded.optimizer is not None:
         held = {id(one) for group in loaded.optimizer.param_groups for one in group["params"]}
         unheld = [name for name, one in named.items() if one.requires_grad and id(one) not in held]
+        wrong = [name for name, one in named.items() if _other_shape(loaded.optimizer.state.get(one), one)]
+        if wrong:
+            found.broken("state-shape", f"{len(wrong)} states have another shape than their parameter",
+                         "resize the vocabulary or the layer before the optimizer is built", len(wrong), wrong)  # fmt: skip
         strange = len(held - {id(one) for one in named.values()})
         if unheld:
             found.broken(
@@ -181,6 +186,11 @@ def _parameters(found: Findings, loaded: Loaded) -> None:
                 "build it after adapters, and after .to(dtype) or a resize replaced parameters",
                 strange,
             )
+
+
+def _other_shape(state: Any, parameter: torch.Tensor) -> bool:
+    moments = [one for one in (state or {}).values() if isinstance(one, torch.Tensor) and one.ndim]
+    return any(one.shape != parameter.shape for one in moments)
 
 
 def _carried(

@@ -86,6 +86,12 @@ def numbers(found: Findings, policy: Loaded, batch: Batch, own: Scores) -> None:
             "underflow", f"log(softmax) is -infinite for {own.lost_tokens} of {tokens:,} tokens in {policy.dtype}",
             "use log_softmax, in float32", own.lost_tokens,
         )  # fmt: skip
+    elif own.lost_entries:
+        share = own.lost_entries / (tokens * policy.vocabulary)
+        found.notes.append(
+            f"softmax in {policy.dtype} is exactly 0 for {share:.1%} of the vocabulary: log(softmax) and p log p by hand "
+            "give infinities and NaN there; log_softmax does not"
+        )
     bad = int((~torch.isfinite(own.logp_BC[batch.completion_BC.cpu()])).sum())
     if bad:
         found.broken("non-finite-log-probs", f"{bad} of {tokens:,} log-probs of sampled tokens are not finite",
