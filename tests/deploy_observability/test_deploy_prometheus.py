@@ -122,3 +122,14 @@ def test_alerts_are_routed_to_whom_they_concern(labels, receivers):
     argv = [program("amtool"), "config", "routes", "test", f"--config.file={ALERTMANAGER / 'alertmanager.yml'}", *pairs]
     done = subprocess.run([*argv, f"--verify.receivers={receivers}"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promql_in_the_documents_is_promql_and_the_join_is_the_one_of_the_cases():
+    for name in ("prometheus", "sinks"):
+        text = (DEPLOY.parent / "docs" / f"{name}.md").read_text()
+        blocks = re.findall(r"^```promql\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        assert blocks
+        for block in blocks:
+            assert used(block)
+            if "DCGM" in block:
+                assert " ".join(block.split()) in " ".join(CASES.split())
