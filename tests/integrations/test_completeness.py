@@ -19,6 +19,7 @@ NEEDS = {
     "data.unk_ratio": "a tokenizer with an unknown token",
     "data.prompt_clip_ratio": "max_prompt_length, which newer TRL has not",
     "reward.learnability_index": "rewards of two values",
+    "reward.func_sanitized": "a reward function that calls sanitize_rewards()",
     "optimizer.loss_scale": "a loss scaler: CUDA, or DeepSpeed in fp16 (test_deepspeed)",
     "memory.cgroup_used_bytes": "a memory cgroup",
     "memory.cgroup_limit_bytes": "a memory cgroup with a limit",

@@ -25,7 +25,8 @@ from .test_reward import Head
 pytestmark = pytest.mark.torch
 LAYERS = ("data", "reward", "policy", "gradient", "optimizer", "memory")
 BY_THE_AGENT = {"optimizer.skipped_updates"}  # counted where updates are stopped
-BY_THE_INTEGRATION = {"data.sample_age_steps", "policy.kl_reported_nats"}  # see tests/integrations
+BY_THE_INTEGRATION = {"data.sample_age_steps", "policy.kl_reported_nats", "reward.func_sanitized"}
+QUOTIENTS = {"ratio_max", "ratio_mean", "sampling_mult_error", "sampling_weight_mean", "sampling_ppl_ratio"}  # of any size
 NEEDS_A_CGROUP = {"memory.cgroup_used_bytes", "memory.cgroup_limit_bytes"}  # tested with files of both versions
 NEEDS_A_LIMIT = {"memory.open_files_limit"}
 
@@ -101,6 +102,6 @@ def test_values_are_python_floats_that_keep_to_their_units():
         if signal.unit == "count":
             assert value >= 0, name
             assert value == int(value), name
-        if signal.unit == "ratio" and name.split(".")[1] not in ("ratio_max", "ratio_mean", "sampling_mult_error"):
+        if signal.unit == "ratio" and name.split(".")[1] not in QUOTIENTS:
             assert 0 <= value <= 1 or "imbalance" in name, name
         assert ("[" in name) == bool(signal.dimension), name

@@ -87,7 +87,7 @@ def overflowing_kl(bag: Bag, gap: torch.Tensor, dtype: torch.dtype, mask: torch.
 
 
 def kl_by_place(bag: Bag, gap: torch.Tensor, mask: torch.Tensor) -> None:
-    """k3 to the reference summed over the first one to four quarters of each completion's own tokens; d = logp - ref."""
+    """k3 to the reference, summed over the first one to four quarters of each completion's own tokens."""
     place, length = 4 * mask.cumsum(1), mask.sum(1, keepdim=True)  # 1-based among the row's own tokens
     within = torch.stack([place < k * length + 4 for k in (1, 2, 3, 4)]) & (finite(gap) & mask)
     sums = torch.where(within, torch.expm1(-gap) + gap, 0.0).sum((2, 1))
