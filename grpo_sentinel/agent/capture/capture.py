@@ -135,7 +135,7 @@ class Capture:
     def landed(self, step: int, values: Mapping[str, float]) -> None:
         """Take a step whose loss is not finite."""
         if values.get("policy.loss_nonfinite", 0.0) > 0:
-            self._fault("loss", step=step)
+            self._fault("loss", {"updated": True}, step=step)  # the optimizer has made its step by now
 
     def exception(self, error: BaseException, where: str) -> None:
         """Take what is still held, while an exception leaves the trainer; bounded in time."""
@@ -169,7 +169,7 @@ class Capture:
         last = self._done.get(family)
         if not self._on_anomaly or (last is not None and step - last < AGAIN_STEPS):
             return
-        if step in self._done.values():
+        if any(step == at for other, at in self._done.items() if other != "reward" != family):
             return  # the same step holds the same evidence
         self._done[family] = step
         self._take(kind, facts, scores, step)

@@ -32,7 +32,7 @@ class Recent:
         self._batches: deque[tuple[int, Held]] = deque(maxlen=_MOST_MICRO_BATCHES)
         self._losses: deque[tuple[int, torch.Tensor, float]] = deque(maxlen=_MOST_MICRO_BATCHES)
         self._kept: deque[tuple[int, dict[str, torch.Tensor]]] = deque(maxlen=_MOST_MICRO_BATCHES)
-        self._numbers: deque[tuple[int, int, dict[str, float]]] = deque(maxlen=_MOST_MICRO_BATCHES)
+        self._numbers: deque[tuple[int, int, str, float]] = deque(maxlen=4 * _MOST_MICRO_BATCHES)
         self._step = 0
 
     def batch(self, step: int, tensors: Mapping[str, Any]) -> None:
@@ -41,11 +41,13 @@ class Recent:
             self._step = step
             wanted = self.with_rng or self.armed
             self.before = rng.states(torch_only=not self.armed) if wanted else {}
-        held: Held = [(n, weakref.ref(t)) for n, t in tensors.items() if isinstance(t, torch.Tensor)]
+        held: Held = []
+        for name, value in tensors.items():
+            if isinstance(value, torch.Tensor):
+                held.append((name, weakref.ref(value)))
+            elif isinstance(value, (int, float)):
+                self._numbers.append((step, sum(at == step for at, _ in self._batches), name, value))
         self._batches.append((step, held))
-        numbers = {n: x for n, x in tensors.items() if isinstance(x, (int, float))}
-        if numbers:
-            self._numbers.append((step, len(self.batches(step)) - 1, numbers))
 
     def policy(self, step: int, tensors: Mapping[str, Any]) -> None:
         """Note a micro-batch's loss; its log-probs only when a capture is due."""
@@ -75,7 +77,11 @@ class Recent:
 
     def numbers(self, step: int) -> dict[str, dict[str, float]]:
         """Give the plain numbers among a step's inputs, by micro-batch."""
-        return {str(micro): numbers for at, micro, numbers in self._numbers if at == step}
+        found: dict[str, dict[str, float]] = {}
+        for at, micro, name, value in self._numbers:
+            if at == step:
+                found.setdefault(str(micro), {})[name] = value
+        return found
 
     def losses(self, step: int) -> list[tuple[float, float]]:
         """Give (loss, loss_scale) of every micro-batch of a step. Waits for the device."""

@@ -66,7 +66,7 @@ def reproduce(path: Path, builder: str, *, anomaly: bool = False, tolerance: flo
     batches = _batches(tensors, facts)
     model, loss_of = _built(builder, len(batches))
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    used = _load_weights(model, tensors)
+    used = _load_weights(model, tensors, facts)
     model.train()
     model.zero_grad(set_to_none=True)
     trace = AnomalyTrace() if anomaly else None
@@ -155,10 +155,11 @@ def _run(batches: Sequence[Mapping[str, Any]], loss_of: Loss, trace: AnomalyTrac
     return losses, ""
 
 
-def _load_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> str:
+def _load_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> str:
     saved = _part(tensors, "weight/")
     if not saved:
         return "the builder's"
+    used = "the captured ones" + (", of after that step's update" if facts.get("updated") else "")
     with torch.no_grad():
         named = {plain_name(name): local(parameter) for name, parameter in model.named_parameters()}
         lost = [name for name, weight in saved.items() if name not in named or named[name].shape != weight.shape]
@@ -166,7 +167,7 @@ def _load_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -
             raise CannotRun(f"the builder's model has no {lost[0]} of shape {list(saved[lost[0]].shape)} as captured")
         for name, weight in saved.items():
             named[name].copy_(weight)
-    return "the captured ones"
+    return used
 
 
 def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -178,9 +179,9 @@ def _move(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def _norm_then(facts: Mapping[str, Any]) -> float | None:
-    """The recorded norm; None where it was that of several ranks' mean, which one rank cannot give again."""
+    """The recorded norm; None where one rank cannot give it again: a mean over ranks, or weights of after the step."""
     norm = facts.get("norm_preclip")
-    return None if norm is None or int(facts.get("world", 1)) > 1 else float(norm)
+    return None if norm is None or facts.get("updated") or int(facts.get("world", 1)) > 1 else float(norm)
 
 
 def _norm(gradients: Sequence[torch.Tensor]) -> float:
@@ -221,8 +222,8 @@ def _print(outcome: Outcome, out: Any) -> None:
     def line(name: str, then: object, now: object) -> None:
         out.write(f"{name:22} then {then!s:28} now {now}\n")
 
-    out.write(f"step {outcome.step} of rank {outcome.rank}, with {outcome.weights} weights")
-    out.write(f", random state of {', '.join(outcome.restored)}\n" if outcome.restored else "\n")
+    out.write(f"step {outcome.step} of rank {outcome.rank}; weights: {outcome.weights}")
+    out.write(f"; random state of {', '.join(outcome.restored)}\n" if outcome.restored else "\n")
     for micro, now in enumerate(outcome.losses):
         then = outcome.losses_then[micro] if micro < len(outcome.losses_then) else "not recorded"
         line(f"loss {micro}", then, now)
