@@ -102,6 +102,8 @@ def _columns_of(
         out.update({name: mark.sum(1) for name, mark in marks.items()})
         if both is not raw:
             out["nonbinary"] = (raw != both).sum(1)
+    if ids is not None and ids.dtype.itemsize < 4:
+        ids = ids.long()  # a vocabulary size may not fit into them
     if ids is not None:
         out["id_min"], out["id_max"] = torch.aminmax(ids, dim=1)
         if vocab_size is not None:

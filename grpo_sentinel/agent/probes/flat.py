@@ -4,7 +4,7 @@ DTensor (FSDP2, TP)   -> its local shard, without a collective
 sparse                -> the values, coalesced (duplicates summed; on CUDA this is a synchronising call)
 transposed and the like -> the same storage in storage order (norm, max and samples do not care for the order)
 expanded, strided with gaps -> a contiguous copy of that one tensor
-meta, quantised, integer    -> None: unread, counted as such, never taken for zero
+meta, quantised, integer, float8 -> None: unread, counted as such, never taken for zero
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def flat(tensor: Any) -> torch.Tensor | None:
     here = local(tensor)
     if here.is_meta or here.is_quantized or not (here.dtype.is_floating_point or here.dtype.is_complex):
         return None
+    if here.dtype.itemsize < 2:
+        return None  # float8 has no arithmetic, and its scale lies elsewhere
     if here.layout != torch.strided:
         if here.layout != torch.sparse_coo:
             return None

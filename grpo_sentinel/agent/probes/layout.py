@@ -66,10 +66,12 @@ def check_layout(tensors: Mapping[str, torch.Tensor], model_device: torch.device
     }
     return Layout(
         rows=rows,
-        fitting={name: tensor for name, tensor in fitting.items() if not tensor.is_meta},
+        fitting={name: tensor for name, tensor in fitting.items() if not tensor.is_meta and _dense(tensor)},
         wrong_shape=wrong_shape,
         wrong_device=tuple(n for n, t in tensors.items() if device is not None and not _same_device(t.device, device)),
-        wrong_dtype=tuple(name for name, tensor in tensors.items() if not _dtype_fits(name, tensor.dtype)),
+        wrong_dtype=tuple(
+            name for name, tensor in tensors.items() if not _dtype_fits(name, tensor.dtype) or not _dense(tensor)
+        ),
     )
 
 
@@ -103,6 +105,10 @@ def _dtype_fits(name: str, dtype: torch.dtype) -> bool:
     if any(part in name for part in _REAL):
         return bool(dtype.is_floating_point)
     return not dtype.is_complex
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided
 
 
 def _same_device(one: torch.device, other: torch.device) -> bool:

@@ -69,6 +69,16 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def refuse_unreadable(named: Mapping[str, torch.Tensor | None]) -> None:
+    """Raise ValueError for a tensor that would be read wrongly or not at all: meta, sparse, complex."""
+    for name, tensor in named.items():
+        if tensor is None:
+            continue
+        if tensor.is_meta or tensor.dtype.is_complex or tensor.layout is not torch.strided:
+            kind = "meta" if tensor.is_meta else "complex" if tensor.dtype.is_complex else "sparse"
+            raise ValueError(f"{name} is a {kind} tensor; only dense tensors of real numbers can be read here")
+
+
 def vector(numbers: Sequence[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
     """Join tensors of any shape and real dtype into one wide 1-D vector on one device. Never synchronises.
 

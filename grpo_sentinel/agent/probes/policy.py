@@ -9,7 +9,7 @@ import torch
 
 from grpo_sentinel.agent.probes import policy_terms as terms
 from grpo_sentinel.agent.probes.advantages import advantage_terms
-from grpo_sentinel.agent.probes.pack import Pack, wide_dtype
+from grpo_sentinel.agent.probes.pack import Pack, refuse_unreadable, wide_dtype
 from grpo_sentinel.agent.probes.partials import Bag
 from grpo_sentinel.agent.probes.policy_finish import Meta, finish
 from grpo_sentinel.agent.probes.tokens import repetition
@@ -53,6 +53,7 @@ def observe(
         "advantages": advantages,
     }
     given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    refuse_unreadable({**inputs, "logp": logp_BT, "mask": mask_BT, "entropy": entropy_BT, "ids": completion_ids_BT})
     tokens = next((t for t in (logp_BT, entropy_BT, completion_ids_BT) if t is not None), None)
     bag = Bag()
     with torch.no_grad():
@@ -67,8 +68,11 @@ def observe(
                 terms.kl_by_place(bag, logp_BT.to(mask.device, wide) - ref_logp_BT.to(mask.device, wide), mask)
         if completion_ids_BT is not None and mask is not None:
             repetition(bag, completion_ids_BT, mask)
-        if loss is not None:
-            bag.put(["loss"], loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor([loss]))
+        if isinstance(loss, torch.Tensor):
+            refuse_unreadable({"loss": loss})
+            bag.put(["loss"], loss.detach())
+        elif loss is not None:
+            bag.put(["loss"], torch.tensor([loss]))
         if advantages is not None:
             advantage_terms(bag, advantages.detach(), mask)
         values = bag.vector(None if tokens is None else tokens.device)
@@ -87,6 +91,8 @@ def observe(
 
 def _mask(like: torch.Tensor, mask: torch.Tensor | None, others: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
     """Give the boolean token mask; raises ValueError naming what does not fit the log-probs."""
+    if like.dim() != 2:
+        raise ValueError(f"tokens of shape {tuple(like.shape)}: rows x positions are needed")
     for name, other in {"mask": mask, **others}.items():
         if other is not None and other.shape != like.shape and name != "advantages":
             raise ValueError(f"{name} of shape {tuple(other.shape)} does not fit tokens of shape {tuple(like.shape)}")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from grpo_sentinel.agent.probes.model_state import observe_model
-from grpo_sentinel.agent.probes.pack import Pack, vector
+from grpo_sentinel.agent.probes.pack import Pack, refuse_unreadable, vector
 from grpo_sentinel.agent.probes.reward_finish import History, Meta, finish
 
 __all__ = ["CallMeter", "History", "finish", "observe", "observe_model"]
@@ -62,6 +62,7 @@ def observe(
     told apart by a number (`length`, `length#2`). Raises ValueError when names do not fit the matrix. Never
     synchronises.
     """
+    refuse_unreadable({"rewards": rewards_BF})
     scores_BF = rewards_BF.detach()
     scores_BF = scores_BF.unsqueeze(1) if scores_BF.dim() == 1 else scores_BF
     if scores_BF.dim() != 2 or scores_BF.shape[1] != len(func_names):
