@@ -30,6 +30,7 @@ _LEFT_OUT = ("sentinel", "device")  # about the sentinel itself, or not of ranks
 
 Ranks = Mapping[int, Mapping[str, float]]
 Row = list[float | None]
+Cell = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,23 +87,24 @@ def by_step(lines: Mapping[int, Series], columns: int, note: str = "") -> Heat:
     low, high = ([_grouped(lines[rank], side, first, width, count) for rank in order] for side in (0, 1))
     known = signal_of(next(iter(lines.values())).signal)
     same = known is not None and known.merge == "same"
-    apart: list[Row] = []
+    reference = "the median rank" if len(order) >= LEAST_RANKS else "the median of these steps"
     if len(order) >= LEAST_RANKS:
-        reference = "the median rank"
-        for place in range(count):
-            sides = [deviations([row[place] for row in side], same=same) for side in (low, high)]
-            apart.append([_further(*pair) for pair in zip(*sides, strict=True)])
+        sides = [
+            [deviations([row[place] for row in side], same=same) for place in range(count)] for side in (low, high)
+        ]
     else:
-        reference = "the median of these steps"
-        flat = [deviations([v for row in side for v in row]) for side in (low, high)]
-        both = [_further(*pair) for pair in zip(*flat, strict=True)]
-        apart = [[both[row * count + place] for row in range(len(order))] for place in range(count)]
+        flat = [deviations([value for row in side for value in row]) for side in (low, high)]
+        sides = [[side[place::count] for place in range(count)] for side in flat]
+    cells = [
+        [_further((sides[0][p][r], low[r][p]), (sides[1][p][r], high[r][p])) for p in range(count)]
+        for r in range(len(order))
+    ]
     return Heat(
         by="step",
         columns=tuple(first + place * width for place in range(count)),
         ranks=order,
-        deviations=_rows(apart, len(order)),
-        values=tuple(_shown(low[row], high[row]) for row in range(len(order))),
+        deviations=tuple([deviation for deviation, _ in row] for row in cells),
+        values=tuple([value for _, value in row] for row in cells),
         reference=reference,
         note=note,
     )
@@ -132,9 +134,9 @@ def _distance(difference: float, scale: float) -> float:
     return round(max(-LIMIT, min(LIMIT, difference / scale)), 2)
 
 
-def _further(one: float | None, other: float | None) -> float | None:
-    known = [value for value in (one, other) if value is not None]
-    return max(known, key=abs, default=None)
+def _further(low: Cell, high: Cell) -> Cell:
+    """Choose the one of two values, each with its deviation before it, that is further off."""
+    return high if abs(high[0] or 0.0) > abs(low[0] or 0.0) else low
 
 
 def _grouped(line: Series, side: int, first: int, width: int, count: int) -> Row:
@@ -149,11 +151,6 @@ def _grouped(line: Series, side: int, first: int, width: int, count: int) -> Row
         else:
             out[place] = value if known is None else pick(known, value)
     return out
-
-
-def _shown(low: Row, high: Row) -> Row:
-    """Give one value per group: where it has a low and a high, the one of larger size."""
-    return [_further(*pair) for pair in zip(low, high, strict=True)]
 
 
 def _rows(columns: Iterable[Row], count: int) -> tuple[Row, ...]:

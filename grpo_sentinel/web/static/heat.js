@@ -4,7 +4,7 @@ import { byId, colour, make, number, reading, whenChanged } from "./base.js";
 import { get, live } from "./net.js";
 
 const state = { map: null, at: null, boxes: null };
-const FULL = 6; // deviations at which the colour is full
+const FAINT = 1.5, FULL = 6; // deviations at which the colour begins and is full: below, ranks are alike
 const canvas = () => byId("heat");
 export const heatBy = () => document.querySelector('input[name="heat-by"]:checked').value;
 
@@ -38,7 +38,7 @@ export function draw() {
   const map = state.map, element = canvas(), width = element.clientWidth || element.parentElement.clientWidth - 34;
   const rows = map ? map.rows.length : 0, columns = map ? map.columns.length : 0;
   const context = element.getContext("2d"), ratio = devicePixelRatio || 1;
-  const labels = rows && map.by === "signal" ? Math.min(230, width * 0.46) : 44;
+  const labels = rows && map.by === "signal" ? Math.min(230, width * 0.46) : 56;
   const row = Math.max(3, Math.min(18, 420 / Math.max(1, rows))), top = rows ? 18 : 0;
   const height = rows && columns ? Math.ceil(top + rows * row + 2) : 0;
   element.hidden = !height;
@@ -97,7 +97,8 @@ function short(context, text, room) {
 const rgb = (name) => colour(name).match(/[\d.]+/g).slice(0, 3).map(Number);
 
 function shade(deviation, shades) {
-  const size = Math.max(-1, Math.min(1, (deviation || 0) / FULL)), side = size < 0 ? shades.low : shades.high, share = Math.abs(size);
+  const size = Math.abs(deviation || 0), side = deviation < 0 ? shades.low : shades.high;
+  const share = Math.max(0, Math.min(1, (size - FAINT) / (FULL - FAINT)));
   return `rgb(${shades.mid.map((from, index) => Math.round(from + (side[index] - from) * share)).join(",")})`;
 }
 

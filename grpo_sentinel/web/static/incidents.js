@@ -13,20 +13,20 @@ export async function refreshIncidents() {
   const health = live.news.health, key = [live.news.run_id, health.incidents_opened_total, health.incidents_written_total, health.incidents_open];
   if (JSON.stringify(key) === shown) return;
   try {
-    const { incidents } = await get("incidents", { run: live.news.run_id });
-    whenChanged("incidents", incidents, () => drawList(incidents));
+    const { incidents, note } = await get("incidents", { run: live.news.run_id });
+    whenChanged("incidents", incidents, () => drawList(incidents, note));
     shown = JSON.stringify(key);
   } catch (error) {
     byId("incidents-list").replaceChildren(make("p", error.message, "quiet"));
   }
 }
 
-function drawList(incidents) {
+function drawList(incidents, note) {
   const open = new Set([...byId("incidents-list").querySelectorAll("details[open]")].map((one) => one.dataset.name));
   plots.forEach((plot) => plot.close());
   plots = [];
   byId("incidents-title").textContent = incidents.length ? `Incidents: ${incidents.length}` : "Incidents";
-  byId("incidents-list").replaceChildren(...(incidents.length ? incidents.map((one) => element(one, open.has(one.name))) : [make("p", "There is none.", "quiet")]));
+  byId("incidents-list").replaceChildren(...(incidents.length ? incidents.map((one) => element(one, open.has(one.name))) : [make("p", note || "There is none.", "quiet")]));
 }
 
 function element(about, open) {

@@ -13,7 +13,7 @@ import { drawRanks } from "./ranks.js";
 import { chosen, refreshSignals, search, showSignal, startSignals } from "./signals.js";
 import { drawVerdict } from "./verdict.js";
 
-const LOOK_MS = 5000;
+const LOOK_MS = 5000, SHARE = 20, MOST_MS = 60000; // looking costs the sidecar at most a twentieth of the time
 let run = null;
 
 function drawRuns(news) {
@@ -28,11 +28,13 @@ function receive(news) {
   if (news.run_id !== run) { run = news.run_id; look(); }
 }
 
-// A look may take long on a slow disk: the next one waits for it.
-let looking = false, again = false;
+// A look may take long on a slow disk or a long run: the next one waits for it, and comes later.
+let looking = false, again = false, timer = 0;
 async function look() {
   if (looking) { again = true; return; }
   looking = true;
+  clearTimeout(timer);
+  const began = performance.now();
   do {
     again = false;
     await refreshSignals();
@@ -40,6 +42,7 @@ async function look() {
     await Promise.all([refreshHeat(signal, span, mode), refreshIncidents(), refreshAbstaining()]);
   } while (again);
   looking = false;
+  timer = setTimeout(look, Math.max(LOOK_MS, Math.min(MOST_MS, SHARE * (performance.now() - began))));
 }
 
 startHeat(look);
@@ -56,5 +59,4 @@ document.addEventListener("show-layer", (event) => {
   if (finding) { finding.scrollIntoView({ block: "center" }); finding.focus({ preventScroll: true }); } else { byId("signals").scrollIntoView(); search(`${event.detail}.`); }
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && live.news) look(); });
-setInterval(look, LOOK_MS);
 stay(receive);

@@ -7,12 +7,15 @@ const SILENT_MS = 25000; // the server says something at least every 15 s
 let control = null;
 
 // #token=... in the address is taken once and removed, so that it does not stay in the history of the browser
-const hash = new URLSearchParams(location.hash.slice(1));
-if (hash.get("token")) {
-  live.token = hash.get("token");
-  sessionStorage.setItem("token", live.token);
+function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!given) return;
+  live.token = given;
+  sessionStorage.setItem("token", given);
   history.replaceState(null, "", location.pathname);
 }
+takeToken();
+window.addEventListener("hashchange", takeToken);
 
 const bearer = () => (live.token ? { Authorization: `Bearer ${live.token}` } : {});
 

@@ -5,8 +5,8 @@ import { get, live } from "./net.js";
 import { Plot } from "./plot.js";
 import { rootsOf } from "./verdict.js";
 
-const MOST_LINES = 16, MOST_OFFERED = 60, POINTS = 500;
-const state = { signal: "", names: [], about: {}, zoom: null, whole: [0, 0], offered: [], at: -1, told: [], run: "", turn: 0 };
+const MOST_LINES = 16, MOST_OFFERED = 60, POINTS = 500, NAMES_MS = 60000;
+const state = { signal: "", names: [], about: {}, zoom: null, whole: [0, 0], offered: [], at: -1, told: [], run: "", turn: 0, namesAt: 0, toldFor: "" };
 const plot = new Plot(byId("chart"), { height: 280, onZoom: zoomTo });
 
 const baseOf = (name) => name.replace(/\[.*$/, "");
@@ -33,18 +33,31 @@ export async function refreshSignals() {
   const run = live.news.run_id, turn = (state.turn += 1);
   if (run !== state.run) Object.assign(state, { run, zoom: null, names: [] });
   try {
-    const { signals, about } = await get("signals", { run });
-    Object.assign(state, { names: signals, about });
-    if (!signals.includes(state.signal)) state.signal = firstSignal(signals);
+    await readNames(run);
+    if (!state.names.includes(state.signal)) state.signal = firstSignal(state.names);
     if (document.activeElement !== byId("signal")) byId("signal").value = state.signal;
     if (!state.signal) { byId("chart-note").textContent = "No values have been stored yet."; return; }
     const ranks = ranksToDraw(), { mode, span } = chosen();
     const answers = await Promise.all(ranks.map((rank) => get("series", { run, rank, signal: state.signal, mode, max_points: POINTS, ...span })));
-    state.told = (await get("findings", { run, all: "latest" })).findings;
+    await readTold(run);
     if (turn === state.turn) show(ranks, answers);
   } catch (error) {
     byId("chart-note").textContent = error.message;
   }
+}
+
+// Names change seldom, findings when one fires or resolves: neither is asked for at every look.
+async function readNames(run) {
+  if (state.names.length && Date.now() - state.namesAt < NAMES_MS) return;
+  const { signals, about } = await get("signals", { run });
+  Object.assign(state, { names: signals, about, namesAt: signals.length > 20 ? Date.now() : 0 });
+}
+
+async function readTold(run) {
+  const key = JSON.stringify([run, live.news.findings.map((one) => one.finding_id)]);
+  if (key === state.toldFor) return;
+  state.told = (await get("findings", { run, all: "latest" })).findings;
+  state.toldFor = key;
 }
 
 // What to draw before anybody has chosen: the signal of what is wrong, else the loss.
@@ -58,18 +71,20 @@ function show(ranks, answers) {
     label: `rank ${ranks[index]}`, steps: series.steps, low: series.low.map(finite), high: series.high.map(finite),
     bad: series.steps.filter((_, at) => series.nonfinite[at] > 0),
   }));
-  const steps = lines.flatMap((line) => line.steps), broken = answers.reduce((sum, series) => sum + series.nonfinite.reduce((a, b) => a + b, 0), 0);
-  const first = steps.length ? Math.min(...steps) : 0, last = steps.length ? Math.max(...steps) : 0;
+  const broken = answers.reduce((sum, series) => sum + series.nonfinite.reduce((a, b) => a + b, 0), 0);
+  const ends = answers.filter((series) => series.steps.length).map((series) => [series.steps[0], series.steps.at(-1)]);
+  const first = Math.min(...ends.map(([low]) => low)), drawnTo = Math.max(...ends.map(([, high]) => high));
+  const joined = ends.length && answers.some((series) => series.steps.length > 1 && series.steps.length < (series.steps.at(-1) - series.steps[0]) / 2);
+  const last = joined && !state.zoom && byId("mode").value === "train" ? Math.max(drawnTo, lastStep()) : drawnTo; // the last group begins before its newest step
   if (!state.zoom) state.whole = [first, last];
   const about = state.about[baseOf(state.signal)] || { unit: "", help: "" };
   const here = state.told.filter((one) => one.severity !== "note" && one.onset_step >= first && one.onset_step <= last)
     .sort((a, b) => (a.severity === b.severity ? a.onset_step - b.onset_step : a.severity === "critical" ? -1 : 1));
   const marks = here.map((one) => ({ step: one.onset_step, severity: one.severity, label: one.rule }));
   plot.draw(lines, { marks, logarithmic: byId("logarithmic").checked, unit: about.unit, span: state.zoom });
-  const joined = steps.length && last - first > 2 * POINTS;
   byId("signal-help").textContent = about.help ? `${about.help}${about.unit ? ` (${about.unit})` : ""}` : "";
   const known = live.news.ranks.length, drawn = `rank${ranks.length > 1 ? "s" : ""} ${spans(ranks)}${ranks.length < known ? ` of ${known}` : ""}`;
-  byId("chart-note").textContent = steps.length
+  byId("chart-note").textContent = ends.length
     ? `Steps ${first} to ${last}, ${drawn}` + (joined ? "; every point shows the lowest and highest of its steps" : "") + (broken ? `; ${plural(broken, "value")} not finite, red at the top` : "")
     : "No values in these steps.";
   byId("chart").setAttribute("aria-label", `${state.signal}: ${byId("chart-note").textContent}`);
