@@ -389,6 +389,7 @@ EVENTS: dict[str, str] = {
     "probe_error": "a probe raised and was switched off",
     "vote_error": "the step vote failed and is off",
     "core": "what the handshake at attach found: ranks with and without a core, voting or not, and why",
+    "named": "who is behind a signal: tensors of a batch that do not fit, loss inputs with a gradient, the top parameter",
     "sample": "text or ids of a sample that a finding names",
     "live_tensors": "shapes and dtypes of which more tensors are alive than at the first count: name, count, bytes, growth",
     "checkpoint": "the trainer saved a checkpoint: path, step",

@@ -50,6 +50,7 @@ class Agent:
         ring = getattr(writer, "path", None)
         self.observer = Observer(settings, guard, recording=not isinstance(writer, NoWriter), ring=ring)
         self.observer.tell = self.event
+        self.naming = self.observer.naming
         self.mode = Mode.TRAIN
         self.step = 1
         self.closed = False
@@ -302,6 +303,8 @@ class Agent:
         for found in () if by_scaler else harvest.nonfinite:
             names = list(found.names)
             self.event("nonfinite", {"where": found.where, "names": names[:16], "count": len(names)}, step=step)
+        for body in self.naming.changed(harvest.subjects, harvest.values, step):
+            self.event("named", body, step=step)
         values = complete(harvest.values, values)
         if self.capture is not None:
             self.guard.essential("capture", self.capture.landed, step, values)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from grpo_sentinel.agent.guard import Guard
+from grpo_sentinel.agent.naming import Naming
 from grpo_sentinel.agent.optimizers import innermost
 from grpo_sentinel.agent.probes import data as data_probe
 from grpo_sentinel.agent.probes import gradient as gradient_probe
@@ -102,6 +103,7 @@ class Observer:
         self._optimizer_probe: OptimizerProbe | None = None
         self._memory = MemoryProbe(None if ring is None else ring.parent)
         self._live = LiveTensors()
+        self.naming = Naming()
         self._model: weakref.ref[torch.nn.Module] | None = None  # whose parameters these are, if all of them
         self._steps = 0
         self._reward_history = reward_probe.History()
@@ -183,6 +185,8 @@ class Observer:
         before = self._data_tally.samples
         harvest = _alone([pack])
         values = harvest.values
+        for body in self.naming.changed(harvest.subjects, values, self._steps):
+            self.tell("named", body)
         if harvest.samples:
             for body in blamed(harvest.samples, before, batch.get("prompt_ids", batch.get("input_ids"))):
                 self.tell("sample", {**body, "micro_batch": self.micro_batch})
