@@ -20,7 +20,7 @@ from grpo_sentinel.rules import load_rules
 from grpo_sentinel.rules.profiles import builtin_profiles
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "examples/demo/README.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/guides/*.md")), ROOT / "examples/demo/README.md"]
 _spec = importlib.util.spec_from_file_location("build_docs", ROOT / "scripts" / "build_docs.py")
 build_docs = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(build_docs)
@@ -35,7 +35,7 @@ def blocks(language: str) -> Iterator[tuple[Path, str]]:
 
 
 def shell_lines() -> list[str]:
-    lines = [line.strip() for _, text in blocks("") for line in text.splitlines()]
+    lines = [line.strip() for kind in ("", "sh") for _, text in blocks(kind) for line in text.splitlines()]
     return [line for line in lines if line]
 
 

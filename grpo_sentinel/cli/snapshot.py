@@ -72,10 +72,12 @@ def save(
 @click.argument("before", metavar="BEFORE.json", type=_PATH)
 @click.argument("after", metavar="AFTER.json", type=_PATH)
 @click.option("--tolerance", type=float, metavar="X", help="Instead of the one of the coarser dtype.")
+@click.option("--other-samples", is_flag=True, help="Compare although they were made on other samples.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/snapshot-check).")
-def compare(before: Path, after: Path, tolerance: float | None, as_json: bool) -> int:
+def compare(before: Path, after: Path, tolerance: float | None, other_samples: bool, as_json: bool) -> int:
     """Compare two snapshots; the first difference is named by layer.
 
     Exit code 0: the same within the tolerance, 1: they differ or cannot be compared, 2: usage.
     """
-    return finish(compare_snapshots(snapshots.load(before), snapshots.load(after), tolerance), as_json)
+    pair = snapshots.load(before), snapshots.load(after)
+    return finish(compare_snapshots(*pair, tolerance, other_samples=other_samples), as_json)

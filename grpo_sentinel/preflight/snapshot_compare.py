@@ -44,12 +44,17 @@ class _Comparison:
         return a == b or abs(a - b) <= self.tolerance * (max(abs(a), abs(b)) if relative else max(1.0, abs(a)))
 
 
-def compare(before: Snapshot, after: Snapshot, tolerance: float | None = None) -> CheckReport:
-    """Compare two snapshots; the tolerance is that of the coarser dtype unless given."""
+def compare(
+    before: Snapshot, after: Snapshot, tolerance: float | None = None, *, other_samples: bool = False
+) -> CheckReport:  # fmt: skip
+    """Compare two snapshots; the tolerance is that of the coarser dtype unless given.
+
+    `other_samples`: go on although the samples are not the same, as with two steps of one run.
+    """
     began = time.monotonic()
     coarser = max(RELATIVE.get(one.dtype, RELATIVE["float32"]) for one in (before, after))
     check = _Comparison(before, after, coarser if tolerance is None else tolerance)
-    if _samples(check):
+    if _samples(check, other_samples):
         for part in (_weights, _activations, _log_probs, _rewards, _loss, _gradients):
             part(check)
     _versions(check)
@@ -63,9 +68,12 @@ def compare(before: Snapshot, after: Snapshot, tolerance: float | None = None) -
     )  # fmt: skip
 
 
-def _samples(check: _Comparison) -> bool:
+def _samples(check: _Comparison, other: bool) -> bool:
     if check.before.samples.digest == check.after.samples.digest:
         check.same.append(f"samples: the same {check.before.samples.count}")
+        return True
+    if other:
+        check.notes.append("samples differ: what follows may come from them alone")
         return True
     check.faults.append(
         Fault(level=Level.CANNOT_TELL, code="other-samples", where=check.after.source, subject="samples",

@@ -46,6 +46,8 @@ def versions() -> dict[str, str]:
 
 def take(source: str, options: SnapshotOptions) -> Snapshot:
     """Take one of a model directory, or of MODULE:FUNCTION. Raises `SentinelError`."""
+    if ":" not in source and not Path(source).expanduser().is_dir():
+        raise SentinelError(f"{source} is neither a model directory nor MODULE:FUNCTION")
     module = require_torch("grpo_sentinel.preflight.live.snapshot_run", "snapshot save")
     return module.take(source, options)  # type: ignore[no-any-return]
 

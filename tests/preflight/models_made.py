@@ -11,7 +11,25 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-WORDS = "the answer is so we get right sure well it makes sum of gives that this look".split()
+WORDS = [
+    "the",
+    "answer",
+    "is",
+    "so",
+    "we",
+    "get",
+    "right",
+    "sure",
+    "well",
+    "it",
+    "makes",
+    "sum",
+    "of",
+    "gives",
+    "that",
+    "this",
+    "look",
+]
 
 
 def tokenizer(folder: Path) -> Any:

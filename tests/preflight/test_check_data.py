@@ -70,7 +70,7 @@ BROKEN: dict[str, Any] = {
     "unreadable": '{"prompt": ',
     "missing-field": {"prompt": "who?", "reward": 1.0},
     "bad-field": {"prompt": 7, "answer": "1", "reward": 1.0},
-    "empty-prompt": {"prompt": chat(" \n") [1:], "answer": "1", "reward": 1.0},
+    "empty-prompt": {"prompt": chat(" \n")[1:], "answer": "1", "reward": 1.0},
     "empty-answer": {"prompt": "who?", "answer": " ", "reward": 1.0},
     "reward-not-finite": {"prompt": "who?", "answer": "1", "reward": math.nan},
     "reward-not-a-number": {"prompt": "who?", "answer": "1", "reward": "high"},
@@ -100,12 +100,18 @@ def test_every_poisonous_character_is_found_in_prompt_and_response(text: str, tm
 
 @pytest.mark.parametrize("text", ["tab\tnew\nline\r", "emoji 😀 and 中文，完", "a\u00a0b\u200bc", "x < y [1] <b>"])
 def test_ordinary_text_in_any_script_is_not_poison(text: str, tmp_path: Path) -> None:
-    assert check_data([write(tmp_path / "a.jsonl", [{"prompt": f"{text}{n}", "answer": "1"} for n in range(5)])]).faults == ()
+    assert (
+        check_data([write(tmp_path / "a.jsonl", [{"prompt": f"{text}{n}", "answer": "1"} for n in range(5)])]).faults
+        == ()
+    )
 
 
 def test_an_empty_group_and_a_missing_reward_in_a_group_are_faults(tmp_path: Path) -> None:
     rows: list[Any] = [{"prompt": f"{n}?", "responses": ["a", "b"], "rewards": [0.0, 1.0]} for n in range(20)]
-    rows += [{"prompt": "x", "responses": [], "rewards": []}, {"prompt": "y", "responses": ["a", "b"], "rewards": [1.0]}]
+    rows += [
+        {"prompt": "x", "responses": [], "rewards": []},
+        {"prompt": "y", "responses": ["a", "b"], "rewards": [1.0]},
+    ]
     assert counts(check_data([write(tmp_path / "a.jsonl", rows)])) == {"empty-group": 1, "group-mismatch": 1}
 
 
@@ -116,7 +122,9 @@ def test_equal_rewards_and_an_outlier_among_many_are_told(tmp_path: Path) -> Non
     assert counts(check_data([write(tmp_path / "b.jsonl", wild)])) == {"reward-outlier": 1}
 
 
-def test_the_same_data_reads_the_same_from_every_format_and_from_stdin(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_the_same_data_reads_the_same_from_every_format_and_from_stdin(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     rows = [{"prompt": f"what is {n}, then?", "answer": str(n), "reward": str(n / 40)} for n in range(40)]
     rows[5]["prompt"] = rows[4]["prompt"]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -128,7 +136,7 @@ def test_the_same_data_reads_the_same_from_every_format_and_from_stdin(tmp_path:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    files = sorted(tmp_path.glob('a.*'))
+    files = sorted(tmp_path.glob("a.*"))
     assert len(files) == 5
     for path in files:
         report = check_data([str(path)])
@@ -193,11 +201,13 @@ def test_several_processes_report_exactly_what_one_does(tmp_path: Path, monkeypa
     held = write(tmp_path / "eval.jsonl", [{"prompt": "what is 77, then?"}])
     options = DataOptions(limits=Limits(reward_low=0, reward_high=1, max_length=300), evaluation=(held,))
     files = [first, second, str(tmp_path / "c.json")]
-    assert len(data_parallel.parts_of(tuple(files))) > 12
+    assert len(data_parallel.parts_of(tuple(files))) > 8
     one = check_data(files, options).to_json()
     many = check_data(files, replace(options, jobs=3)).to_json()
     for body in (one, many):
         body.pop("seconds")
+    rewards = [body["facts"].pop("rewards") for body in (one, many)]  # type: ignore[attr-defined]
+    assert rewards[1] == pytest.approx(rewards[0])  # summed in another order
     assert many == one
     assert one["facts"]["faults"]["leakage"] == 1  # type: ignore[index]
 
@@ -214,7 +224,9 @@ def test_a_process_of_jobs_that_dies_is_one_sentence(tmp_path: Path, monkeypatch
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines=st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=40), size=st.integers(1, 60))
+@given(
+    lines=st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=40), size=st.integers(1, 60)
+)
 def test_parts_of_a_file_hold_every_line_once_with_its_number(tmp_path: Path, lines: list[bytes], size: int) -> None:
     from grpo_sentinel.preflight.data_sources import read_part, split
 
@@ -244,7 +256,9 @@ def test_the_clean_copy_and_its_list_of_dropped_rows_account_for_every_row(tmp_p
     rows = [*good(), *BROKEN.values()]
     path = write(tmp_path / "a.jsonl", rows)
     out = tmp_path / "clean.jsonl"
-    assert main(["check", "data", path, "--reward-range", "0", "1", "--max-length", "300", "--write-clean", str(out)]) == 1
+    assert (
+        main(["check", "data", path, "--reward-range", "0", "1", "--max-length", "300", "--write-clean", str(out)]) == 1
+    )
     capsys.readouterr()
     kept = out.read_text().splitlines()
     dropped = [json.loads(line) for line in (tmp_path / "clean.jsonl.dropped.jsonl").read_text().splitlines()]
@@ -266,7 +280,9 @@ def test_named_and_required_fields_win_over_those_that_are_guessed(tmp_path: Pat
     path = write(tmp_path / "a.jsonl", [{"meta": {"q": f"{n}?"}, "prompt": ""} for n in range(9)] + [{"prompt": ""}])
     report = check_data([path], DataOptions(fields=Fields(prompt="meta.q")))
     assert counts(report) == {"missing-field": 1}
-    assert counts(check_data([path], DataOptions(fields=Fields(prompt="meta.q", required=("id",)))))["missing-field"] == 11
+    assert (
+        counts(check_data([path], DataOptions(fields=Fields(prompt="meta.q", required=("id",)))))["missing-field"] == 11
+    )
 
 
 def test_a_cut_archive_and_bytes_that_are_not_utf8_are_faults_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -332,10 +348,14 @@ def test_an_excerpt_has_at_most_80_printable_characters() -> None:
 @pytest.mark.torch
 def test_a_real_tokenizer_measures_length_template_faults_and_special_tokens(tmp_path: Path) -> None:
     transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
-    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "<bos>": 1, "<eos>": 2, "why": 3}, unk_token="<unk>"))
+    raw = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<unk>": 0, "<bos>": 1, "<eos>": 2, "why": 3}, unk_token="<unk>")
+    )
     raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     raw.post_processor = tokenizers.processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 1)])
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>")
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>"
+    )
     made.chat_template = (
         "{% for m in messages %}{% if m.role not in ('user', 'system') %}{{ raise_exception('unknown role') }}{% endif %}"
         "{{ m.content }} {% endfor %}"
@@ -349,7 +369,10 @@ def test_a_real_tokenizer_measures_length_template_faults_and_special_tokens(tmp
     assert report.facts["length_unit"] == "tokens"
     assert any("padding token is the end token" in note for note in report.notes)
     plain = write(tmp_path / "b.jsonl", [{"prompt": f"why {n}"} for n in range(20)] + [{"prompt": "<bos> why"}])
-    assert counts(check_data([plain], DataOptions(tokenizer=tmp_path / "tok"))) == {"doubled-bos": 1, "special-token": 1}
+    assert counts(check_data([plain], DataOptions(tokenizer=tmp_path / "tok"))) == {
+        "doubled-bos": 1,
+        "special-token": 1,
+    }
 
 
 def test_a_good_row_is_kept_though_a_faulty_one_before_it_has_the_same_prompt(tmp_path: Path) -> None:

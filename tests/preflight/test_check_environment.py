@@ -25,7 +25,9 @@ SAVED = {"eos_token": "<eos>", "pad_token": {"content": "<pad>"}, "padding_side"
 CONFIG = {"vocab_size": 4, "eos_token_id": 3, "pad_token_id": 2, "dtype": "bfloat16"}
 
 
-def model(path: Path, saved: dict[str, Any] | None = None, config: dict[str, Any] | None = None, **tokenizer: Any) -> Path:
+def model(
+    path: Path, saved: dict[str, Any] | None = None, config: dict[str, Any] | None = None, **tokenizer: Any
+) -> Path:
     path.mkdir(parents=True)
     (path / "tokenizer.json").write_text(json.dumps({**TOKENIZER, **tokenizer}))
     (path / "tokenizer_config.json").write_text(json.dumps({**SAVED, **(saved or {})}))
@@ -38,7 +40,10 @@ def codes(report: CheckReport) -> set[str]:
 
 
 def tokenizer_codes(policy: Path, **others: Path) -> set[str]:
-    return codes(check_environment(EnvironmentOptions(models={"policy": policy, **others}))) - {"open-files", "file-size"}
+    return codes(check_environment(EnvironmentOptions(models={"policy": policy, **others}))) - {
+        "open-files",
+        "file-size",
+    }
 
 
 def test_equal_tokenizers_agree_and_a_reward_model_may_have_its_own(tmp_path: Path) -> None:
@@ -100,7 +105,10 @@ def test_the_driver_is_judged_against_torchs_cuda(cuda: str | None, driver: Any,
 
 
 def test_the_driver_version_is_read_from_both_forms_of_the_file(tmp_path: Path) -> None:
-    for text in ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release"):
+    for text in (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release",
+    ):
         (tmp_path / "version").write_text(text)
         assert versions.driver_version(tmp_path / "version") in ((550, 54), (570, 86))
 
@@ -108,7 +116,10 @@ def test_the_driver_version_is_read_from_both_forms_of_the_file(tmp_path: Path) 
 def test_limits_disk_and_clock_are_judged(tmp_path: Path) -> None:
     fine = {"open_files": 65536, "file_size": -1, "core": 0}
     assert host.limit_faults(fine) == []
-    assert [one.code for one in host.limit_faults({**fine, "open_files": 1024, "file_size": 10**6})] == ["open-files", "file-size"]
+    assert [one.code for one in host.limit_faults({**fine, "open_files": 1024, "file_size": 10**6})] == [
+        "open-files",
+        "file-size",
+    ]
     assert host.disk_faults(tmp_path / "new", 10**9, 3, free=4 * 10**9) == []
     assert [one.code for one in host.disk_faults(tmp_path / "new", 10**9, 3, free=4 * 10**9 - 1)] == ["disk"]
     (tmp_path / "checkpoint-1").mkdir()
@@ -145,8 +156,17 @@ def test_good_settings_of_every_trainer_pass(tmp_path: Path) -> None:
         "algorithm": {"adv_estimator": "grpo"},
         "actor_rollout_ref": {"rollout": {"n": 8}, "actor": {"ppo_mini_batch_size": 64, "ppo_micro_batch_size_per_gpu": 4}},
     }  # fmt: skip
-    openrlhf = {"n_samples_per_prompt": 8, "train_batch_size": 128, "micro_train_batch_size": 4, "actor_learning_rate": 5e-7}
-    deepspeed = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}
+    openrlhf = {
+        "n_samples_per_prompt": 8,
+        "train_batch_size": 128,
+        "micro_train_batch_size": 4,
+        "actor_learning_rate": 5e-7,
+    }
+    deepspeed = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {"stage": 2},
+    }
     for name, body in {"TRL": TRL, "verl": verl, "OpenRLHF": openrlhf, "DeepSpeed": deepspeed}.items():
         (tmp_path / "a.json").write_text(json.dumps(body))
         report = check_config(tmp_path / "a.json")
@@ -182,7 +202,9 @@ def test_accumulation_that_becomes_zero_over_the_ranks_is_computed_for_verl_and_
     path.write_text("n_samples_per_prompt: 8\ntrain_batch_size: 16\nmicro_train_batch_size: 4\n")
     assert codes(check_config(path)) == set()
     assert codes(check_config(path, world_size=8)) == {"accumulation-zero"}
-    path.write_text("train_batch_size: 64\ntrain_micro_batch_size_per_gpu: 4\ngradient_accumulation_steps: 2\nzero_optimization: {stage: 2}\n")
+    path.write_text(
+        "train_batch_size: 64\ntrain_micro_batch_size_per_gpu: 4\ngradient_accumulation_steps: 2\nzero_optimization: {stage: 2}\n"
+    )
     assert codes(check_config(path, world_size=4)) == {"batch-mismatch"}
 
 

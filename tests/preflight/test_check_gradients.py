@@ -106,7 +106,9 @@ def fault(report: CheckReport, code: str) -> Fault:
     return next(one for one in report.faults if one.code == code)
 
 
-def test_gradients_of_a_sane_policy_pass_in_silence_with_their_distribution_by_layer(policy_dir: Path, answered_file: str) -> None:
+def test_gradients_of_a_sane_policy_pass_in_silence_with_their_distribution_by_layer(
+    policy_dir: Path, answered_file: str
+) -> None:
     report = check_gradients(str(policy_dir), replace(FAST, data=(answered_file,)))
     assert report.faults == ()
     layers: Any = report.facts["layers"]
@@ -155,7 +157,9 @@ def test_each_bad_gradient_is_named_with_what_carries_it(
     assert named in " ".join(found.examples)
 
 
-def test_nothing_is_found_in_the_same_policy_from_a_function_and_all_frozen_is_usage(builders: Path, answered_file: str) -> None:
+def test_nothing_is_found_in_the_same_policy_from_a_function_and_all_frozen_is_usage(
+    builders: Path, answered_file: str
+) -> None:
     assert check_gradients(f"{builders}:plain", replace(FAST, data=(answered_file,))).faults == ()
     assert main(["check", "gradients", f"{builders}:frozen"]) == 2
 
@@ -163,8 +167,12 @@ def test_nothing_is_found_in_the_same_policy_from_a_function_and_all_frozen_is_u
 def test_completions_and_real_advantages_are_used_where_the_data_has_no_responses(
     policy_dir: Path, prompts_file: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "rewards.py").write_text("def short(completions, **kw):\n    return [-float(len(str(c))) for c in completions]\n")
-    report = check_gradients(str(policy_dir), replace(FAST, data=(prompts_file,), reward=f"{tmp_path / 'rewards.py'}:short"))
+    (tmp_path / "rewards.py").write_text(
+        "def short(completions, **kw):\n    return [-float(len(str(c))) for c in completions]\n"
+    )
+    report = check_gradients(
+        str(policy_dir), replace(FAST, data=(prompts_file,), reward=f"{tmp_path / 'rewards.py'}:short")
+    )
     assert report.faults == ()
     assert "advantages from" in report.looked_at[0]
     assert codes(check_gradients(str(policy_dir), replace(FAST, data=(prompts_file,), max_norm=1e-9))) == {"norm"}
@@ -176,7 +184,9 @@ def checkpoint(policy_dir: Path, tmp_path: Path) -> Any:
     import torch
     import transformers
 
-    def make(change: Any = None, *, names: bool = False, rate: float = 1e-5, last: float | None = None, dtype: str = "") -> Path:
+    def make(
+        change: Any = None, *, names: bool = False, rate: float = 1e-5, last: float | None = None, dtype: str = ""
+    ) -> Path:
         target = tmp_path / f"checkpoint-{len(list(tmp_path.iterdir()))}"
         shutil.copytree(policy_dir, target)
         model = transformers.AutoModelForCausalLM.from_pretrained(str(policy_dir))
@@ -206,7 +216,11 @@ def change_missing(body: Any) -> None:
 def change_stale(body: Any) -> None:
     import torch
 
-    body["state"][max(body["state"]) + 1] = {"step": torch.tensor(1.0), "exp_avg": torch.ones(7, 3), "exp_avg_sq": torch.ones(7, 3)}
+    body["state"][max(body["state"]) + 1] = {
+        "step": torch.tensor(1.0),
+        "exp_avg": torch.ones(7, 3),
+        "exp_avg_sq": torch.ones(7, 3),
+    }
     body["param_groups"][0]["params"].append(max(body["state"]))
     if "param_names" in body["param_groups"][0]:
         body["param_groups"][0]["param_names"].append("adapter.lora_A")
@@ -266,7 +280,9 @@ def test_updates_that_bfloat16_weights_cannot_hold_are_told(checkpoint: Any, ans
     assert "lost-updates" not in codes(check_gradients(str(checkpoint(rate=1e-7)), options))
 
 
-def test_a_damaged_optimizer_file_is_no_reason_to_fail_and_nothing_in_it_is_run(policy_dir: Path, tmp_path: Path) -> None:
+def test_a_damaged_optimizer_file_is_no_reason_to_fail_and_nothing_in_it_is_run(
+    policy_dir: Path, tmp_path: Path
+) -> None:
     import pickle
 
     from grpo_sentinel.preflight.optimizer_state import read_optimizer_state

@@ -91,8 +91,12 @@ def test_another_reference_is_found_at_the_start_and_calibrates_kl_coef_once_tra
     policy_dir: Path, changed: Callable[..., Path], tmp_path: Path, prompts_file: str
 ) -> None:
     reference = changed(noisy)
-    (tmp_path / "long.py").write_text("def longer(completions, **kw):\n    return [min(len(str(c)), 60) / 60 for c in completions]\n")
-    options = replace(FAST, reference=str(reference), reward=f"{tmp_path / 'long.py'}:longer", data=(prompts_file,), samples=100)
+    (tmp_path / "long.py").write_text(
+        "def longer(completions, **kw):\n    return [min(len(str(c)), 60) / 60 for c in completions]\n"
+    )
+    options = replace(
+        FAST, reference=str(reference), reward=f"{tmp_path / 'long.py'}:longer", data=(prompts_file,), samples=100
+    )
     assert "kl-at-start" in codes(check_policy(str(policy_dir), options))
     report = check_policy(str(policy_dir), replace(options, trained=True))
     assert codes(report) == set()
@@ -103,7 +107,9 @@ def test_another_reference_is_found_at_the_start_and_calibrates_kl_coef_once_tra
     assert any("95 % interval" in note for note in report.notes)
 
 
-def test_a_checkpoint_that_has_been_trained_is_known_by_its_own_step(changed: Callable[..., Path], policy_dir: Path) -> None:
+def test_a_checkpoint_that_has_been_trained_is_known_by_its_own_step(
+    changed: Callable[..., Path], policy_dir: Path
+) -> None:
     target = changed(noisy)
     (target / "trainer_state.json").write_text(json.dumps({"global_step": 40}))
     assert codes(check_policy(str(target), replace(FAST, reference=str(policy_dir)))) == set()
@@ -166,7 +172,9 @@ def extreme():
 @pytest.mark.parametrize(("name", "code"), [
     ("plain", ""), ("without_mask", "padding"), ("sharper", "samples-not-own"), ("masked", "masked-logits"),
 ])  # fmt: skip
-def test_each_broken_computation_is_named(name: str, code: str, policy_dir: Path, prompts_file: str, tmp_path: Path) -> None:
+def test_each_broken_computation_is_named(
+    name: str, code: str, policy_dir: Path, prompts_file: str, tmp_path: Path
+) -> None:
     (tmp_path / "builders.py").write_text(BUILDERS.replace("{path!r}", repr(str(policy_dir))))
     found = codes(check_policy(f"{tmp_path / 'builders.py'}:{name}", replace(FAST, data=(prompts_file,), samples=60)))
     assert code in found if code else found == set()
@@ -218,7 +226,9 @@ def test_log_probs_of_another_engine_are_compared_from_a_file(policy_dir: Path, 
         return str(path)
 
     assert codes(check_policy(str(policy_dir), replace(FAST, second=(rows(lambda one: one + 1e-3),)))) == set()
-    assert codes(check_policy(str(policy_dir), replace(FAST, second=(rows(lambda one: one / 0.7),)))) == {"engines-differ"}
+    assert codes(check_policy(str(policy_dir), replace(FAST, second=(rows(lambda one: one / 0.7),)))) == {
+        "engines-differ"
+    }
     (tmp_path / "bad.jsonl").write_text('{"prompt_ids": [1], "completion_ids": [2, 3], "logprobs": [0.0]}\n')
     with pytest.raises(SentinelError, match="one of logprobs"):
         check_policy(str(policy_dir), replace(FAST, second=(str(tmp_path / "bad.jsonl"),)))
@@ -244,7 +254,23 @@ def test_kl_coef_advice_is_uncertain_with_few_samples_and_sure_with_many() -> No
 def test_the_command_prints_its_schema_and_usage_errors_are_one_sentence(
     policy_dir: Path, prompts_file: str, tmp_path: Path, capsys: Any
 ) -> None:
-    assert main(["check", "policy", str(policy_dir), "--data", prompts_file, "--samples", "8", "--max-tokens", "4", "--json"]) == 0
+    assert (
+        main(
+            [
+                "check",
+                "policy",
+                str(policy_dir),
+                "--data",
+                prompts_file,
+                "--samples",
+                "8",
+                "--max-tokens",
+                "4",
+                "--json",
+            ]
+        )
+        == 0
+    )
     body = json.loads(capsys.readouterr().out)
     assert (body["schema"], body["version"], body["clean"]) == ("grpo-sentinel/policy-check", 1, True)
     (tmp_path / "notes.txt").write_text("")
@@ -261,7 +287,9 @@ def test_every_code_of_the_check_is_documented() -> None:
     text = (root / "docs" / "checks.md").read_text()
     for name in ("policy_judge", "policy_check", "engines", "gradient_check", "loading"):
         source = (root / "grpo_sentinel" / "preflight" / "live" / f"{name}.py").read_text()
-        found = re.findall(r'(?:broken|doubtful|cannot_tell)\(\s*"([a-z0-9-]+)"|code="([a-z0-9-]+)"|level, "([a-z0-9-]+)"', source)
+        found = re.findall(
+            r'(?:broken|doubtful|cannot_tell)\(\s*"([a-z0-9-]+)"|code="([a-z0-9-]+)"|level, "([a-z0-9-]+)"', source
+        )
         for code in {one or two or three for one, two, three in found}:
             assert f"`{code}`" in text, code
     state = (root / "grpo_sentinel" / "preflight" / "optimizer_state.py").read_text()

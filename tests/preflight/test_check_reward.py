@@ -14,7 +14,7 @@ from grpo_sentinel.preflight.report import CheckReport
 from grpo_sentinel.preflight.reward import RewardOptions, check_reward
 from grpo_sentinel.preflight.reward_trial import ranks, spearman
 
-REWARDS = '''
+REWARDS = """
 import itertools, math, random, re, time
 _count = itertools.count()
 
@@ -78,13 +78,15 @@ def none(completions, answer, **kw):
 
 PERTURBATIONS = {"shouted": lambda text: text + " 999"}
 value = 3
-'''
+"""
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> tuple[str, str]:
     (tmp_path / "rewards.py").write_text(REWARDS)
-    rows = [{"prompt": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1), "data_source": "sums"} for n in range(2, 40)]
+    rows = [
+        {"prompt": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1), "data_source": "sums"} for n in range(2, 40)
+    ]
     rows[4]["answer"] = "12"
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(tmp_path / "rewards.py"), str(tmp_path / "a.jsonl")
@@ -167,7 +169,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
     raw.train_from_iterator(["a"], tokenizers.trainers.BpeTrainer(
         special_tokens=["<eos>"], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False))  # fmt: skip
-    transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", pad_token="<eos>").save_pretrained(str(path))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", pad_token="<eos>").save_pretrained(
+        str(path)
+    )
     config = transformers.Qwen2Config(vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
                                       num_key_value_heads=1, intermediate_size=16, num_labels=1, pad_token_id=0)  # fmt: skip
     transformers.Qwen2ForSequenceClassification(config).save_pretrained(str(path))
@@ -175,15 +179,27 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.torch
-def test_a_reward_model_is_loaded_scored_and_its_state_read_by_the_agents_probe(model_dir: Path, world: tuple[str, str]) -> None:
+def test_a_reward_model_is_loaded_scored_and_its_state_read_by_the_agents_probe(
+    model_dir: Path, world: tuple[str, str]
+) -> None:
     report = check_reward(str(model_dir), [world[1]], RewardOptions(samples=6))
     assert report.facts["state"]["model_training_modules"] == 0  # type: ignore[index]
-    assert not codes(report) & {"weights-missing", "training-mode", "dropout", "not-frozen", "nondeterministic", "order", "raises"}
+    assert not codes(report) & {
+        "weights-missing",
+        "training-mode",
+        "dropout",
+        "not-frozen",
+        "nondeterministic",
+        "order",
+        "raises",
+    }
     assert any("freezes" in line for line in report.not_seen)
 
 
 @pytest.mark.torch
-def test_a_base_model_as_reward_model_is_told_by_its_random_head(model_dir: Path, world: tuple[str, str], tmp_path: Path) -> None:
+def test_a_base_model_as_reward_model_is_told_by_its_random_head(
+    model_dir: Path, world: tuple[str, str], tmp_path: Path
+) -> None:
     import shutil
 
     from safetensors.torch import load_file, save_file
@@ -198,7 +214,9 @@ def test_a_base_model_as_reward_model_is_told_by_its_random_head(model_dir: Path
 
 
 @pytest.mark.torch
-def test_a_model_left_in_training_mode_with_dropout_is_named(model_dir: Path, world: tuple[str, str], tmp_path: Path) -> None:
+def test_a_model_left_in_training_mode_with_dropout_is_named(
+    model_dir: Path, world: tuple[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "prepared.py").write_text(
         "import transformers, torch\n"
         f"model = transformers.AutoModelForSequenceClassification.from_pretrained({str(model_dir)!r})\n"
@@ -241,7 +259,9 @@ def test_an_adapter_that_is_switched_off_is_told(model_dir: Path, world: tuple[s
         "import peft\nmodel = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=['q_proj']))\n"
         "model.eval().requires_grad_(False)\n"
     )
-    assert "adapter" not in codes(check_reward(prepared(model_dir, tmp_path, adapted), [world[1]], RewardOptions(samples=4)))
+    assert "adapter" not in codes(
+        check_reward(prepared(model_dir, tmp_path, adapted), [world[1]], RewardOptions(samples=4))
+    )
     off = adapted + "model.base_model.disable_adapter_layers()\n"
     found = codes(check_reward(prepared(model_dir, tmp_path, off), [world[1]], RewardOptions(samples=4)))
     assert "adapter" in found

@@ -168,8 +168,10 @@ def _parameters(found: Findings, loaded: Loaded) -> None:
         unheld = [name for name, one in named.items() if one.requires_grad and id(one) not in held]
         wrong = [name for name, one in named.items() if _other_shape(loaded.optimizer.state.get(one), one)]
         if wrong:
-            found.broken("state-shape", f"{len(wrong)} states have another shape than their parameter",
-                         "resize the vocabulary or the layer before the optimizer is built", len(wrong), wrong)  # fmt: skip
+            found.broken(
+                "state-shape", f"{len(wrong)} states have another shape than their parameter",
+                "resize the vocabulary or the layer before the optimizer is built", len(wrong), wrong,
+            )  # fmt: skip
         strange = len(held - {id(one) for one in named.values()})
         if unheld:
             found.broken(

@@ -89,8 +89,8 @@ def numbers(found: Findings, policy: Loaded, batch: Batch, own: Scores) -> None:
     elif own.lost_entries:
         share = own.lost_entries / (tokens * policy.vocabulary)
         found.notes.append(
-            f"softmax in {policy.dtype} is exactly 0 for {share:.1%} of the vocabulary: log(softmax) and p log p by hand "
-            "give infinities and NaN there; log_softmax does not"
+            f"softmax in {policy.dtype} is exactly 0 for {share:.1%} of the vocabulary: log(softmax) and p log p by "
+            "hand give infinities and NaN there; log_softmax does not"
         )
     bad = int((~torch.isfinite(own.logp_BC[batch.completion_BC.cpu()])).sum())
     if bad:

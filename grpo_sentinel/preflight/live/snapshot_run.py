@@ -40,8 +40,6 @@ def take(source: str, options: SnapshotOptions) -> Snapshot:
     """Take one of a directory or a function. Raises `SentinelError` in one sentence."""
     if Path(source).expanduser().is_dir():
         return _of_model(load_policy(source, dtype=options.dtype, device=options.device), options)
-    if ":" not in source:
-        raise SentinelError(f"{source} is neither a model directory nor MODULE:FUNCTION")
     _seed(options.seed)
     built = call_builder(source)
     if hasattr(built, "get_train_dataloader") and hasattr(built, "compute_loss"):
