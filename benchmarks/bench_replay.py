@@ -70,7 +70,8 @@ def _measure(record: Record, records: int, folder: Path) -> None:
         for _ in source.items(_no_progress()):
             pass
         record(f"replay_read_{path.suffix[1:]}_us", (time.process_time() - started_cpu) / len(rows) * 1e6, "us")
-    _profile(history, min(records, 5000))
+    if records <= SLICE:
+        _profile(history, records)
 
 
 def _no_progress():

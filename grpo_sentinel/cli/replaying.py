@@ -17,6 +17,9 @@ from grpo_sentinel.rules.walk import Walk, walk
 
 MAX_FINDINGS = 2000
 """Findings of one run that are kept; what comes after is counted by rule."""
+WITH_RANKS = ("history", "incident")
+"""Kinds of source whose rows say of which rank they are; a trainer's own log has one row for the whole job."""
+
 _TELL_EVERY = 512  # items between two reports of progress
 
 
@@ -78,7 +81,7 @@ class Outcome:
 
 def play(source: Source, rules: RuleSet, tell: Callable[[Progress], None] | None = None) -> Outcome:
     """Play one run through a new engine. Memory is that of one step, whatever the length."""
-    engine = Engine(rules, run_id=source.run_id)
+    engine = Engine(rules, run_id=source.run_id, anonymous=source.kind not in WITH_RANKS)
     engine.configure(source.context)
     outcome = Outcome(source)
     progress = Progress()

@@ -35,7 +35,9 @@ _STALE_LOOKS = 50  # a tracker that could not judge for so many looks abstains
 class Engine:
     """Runs a rule set over one run. Constant cost and memory per record."""
 
-    def __init__(self, rules: RuleSet, *, run_id: str) -> None:
+    def __init__(self, rules: RuleSet, *, run_id: str, anonymous: bool = False) -> None:
+        """`anonymous`: a trainer's own log, whose one row a step is no rank's but the job's, so that none is named."""
+        self._anonymous = anonymous
         self._given = rules
         self._run_id = run_id
         self._trackers: dict[tuple[str, str, int | None, str], Tracker] = {}
@@ -281,6 +283,8 @@ class Engine:
             culprit = self._attribution.culprit(onset)
             ranks = culprit.ranks or (ranks if 0 < len(ranks) < len(view.ranks) or len(view.ranks) == 1 else ())
             subject = ", ".join(culprit.names) or subject
+        if self._anonymous and len(view.ranks) < 2:
+            ranks = ()
         who = tracker.label or entity or ",".join(map(str, ranks)) or "all"
         finding = Finding(
             finding_id=f"{rule.name}:{who}:{onset}",

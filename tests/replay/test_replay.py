@@ -212,3 +212,23 @@ def test_a_replay_of_the_same_source_gives_the_same_findings(tmp_path: Path) -> 
     (source,) = open_path(past_runs.history(tmp_path, broken=True))
     first, second = play(source, RULES), play(source, RULES)
     assert list(first.findings.values()) == list(second.findings.values())
+
+
+def test_a_log_of_the_whole_job_names_no_rank_and_claims_no_skipped_update(tmp_path: Path, capsys) -> None:
+    _, body = replayed(capsys, str(past_runs.jsonl(tmp_path, broken=True)))
+    finding = next(one for one in body["runs"][0]["findings"] if one["rule"] == "grad_nonfinite")
+    assert finding["ranks"] == []
+    assert "rank not known" in finding["message"]
+    assert "skipped" not in finding["message"]
+
+
+def test_the_walk_backwards_says_what_a_log_cannot_show(tmp_path: Path, capsys) -> None:
+    path = str(past_runs.jsonl(tmp_path, broken=True))
+    assert main(["replay", path, "--walk"]) == 1
+    text = capsys.readouterr().out
+    assert "walk backwards: wrong first: gradient, since step" in text
+    assert "device: not seen" in text
+    _, body = replayed(capsys, path)
+    layers = {layer["layer"]: layer for layer in body["runs"][0]["walk"]["layers"]}
+    assert layers["gradient"]["state"] == "wrong"
+    assert layers["time"]["not_seen"]["rank_dead"] == "no heartbeat so far"
