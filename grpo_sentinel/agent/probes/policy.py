@@ -62,10 +62,8 @@ def observe(
             mask = _mask(tokens, mask_BT, {**given, "entropy": entropy_BT, "completion_ids": completion_ids_BT})
         if mask is not None and mask.numel():
             epsilon = (epsilon_low, epsilon_high)
-            _token_terms(bag, logp_BT, entropy_BT, mask, given, on_policy, epsilon, importance_sampling_level)
-            if logp_BT is not None and ref_logp_BT is not None and completion_ids_BT is not None:
-                wide = wide_dtype(mask.device)
-                terms.kl_by_place(bag, logp_BT.to(mask.device, wide) - ref_logp_BT.to(mask.device, wide), mask)
+            profile = completion_ids_BT is not None
+            _token_terms(bag, logp_BT, entropy_BT, mask, given, on_policy, epsilon, importance_sampling_level, profile)
         if completion_ids_BT is not None and mask is not None:
             repetition(bag, completion_ids_BT, mask)
         if isinstance(loss, torch.Tensor):
@@ -110,8 +108,12 @@ def _token_terms(
     on_policy: bool | None,
     epsilon: tuple[float, float],
     level: str,
+    profile: bool,
 ) -> None:
-    """Stack what there is of log-probs and entropy, widen it once, and reduce it together."""
+    """Stack what there is of log-probs and entropy, widen it once, and reduce it together.
+
+    `profile`: say where in the completion the KL sits.
+    """
     device = mask.device
     kinds = {"logp": logp_BT, "entropy": entropy_BT}
     if logp_BT is not None:
@@ -123,8 +125,9 @@ def _token_terms(
     stacked = torch.stack([kind.to(device) for kind in held.values()]).to(wide_dtype(device))
     fine = dict(zip(names, terms.levels(bag, names, stacked, mask).unbind(0), strict=True))
     wide = dict(zip(names, stacked.unbind(0), strict=True))
-    if "entropy" in wide:
-        terms.entropy_by_place(bag, wide["entropy"], fine["entropy"], mask)
+    within = terms.quarters(mask) if "entropy" in wide or (profile and "ref_logp" in wide) else None
+    if "entropy" in wide and within is not None:
+        terms.entropy_by_place(bag, wide["entropy"], fine["entropy"], within)
     if logp_BT is None:
         return
     terms.log_prob_range(bag, wide["logp"], fine["logp"], mask)
@@ -144,12 +147,15 @@ def _token_terms(
         gaps["ref"] = wide["logp"] - wide["ref_logp"]
         own = torch.promote_types(logp_BT.dtype, given["ref_logp"].dtype)
         terms.overflowing_kl(bag, gaps["ref"], own, mask)
+    trainer = wide.get("old_logp", wide["logp"])  # the weights that the engine sampled with, where known
     if "sampling_logp" in wide:
-        trainer = wide.get("old_logp", wide["logp"])  # the weights that the engine sampled with, where known
         gaps["engine"] = wide["sampling_logp"] - trainer
-        terms.probabilities(bag, trainer, wide["sampling_logp"], mask)
     if gaps:
-        terms.gaps(bag, list(gaps), torch.stack(list(gaps.values())), mask)
+        found = terms.gaps(bag, list(gaps), torch.stack(list(gaps.values())), mask)
+        if "engine" in found:
+            terms.probabilities(bag, trainer, wide["sampling_logp"], found["engine"])
+        if "ref" in found and profile and within is not None:
+            terms.kl_by_place(bag, found["ref"], within)
 
 
 def _advantage(advantages: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -65,6 +65,10 @@ def _cut(part: Part) -> tuple[dict[str, float], dict[str, list[float]]]:
         if (count := partials.get(f"sum:{kind}_count")) is not None:
             partials[f"sum:{kind}_nonfinite"] = tokens - count
     partials.update(repetition_signals(columns, meta.width - 3))
+    if "sum:engine.count" in partials:
+        partials["n:probability"] = partials["sum:engine.count"]
+    if "sum:ref.until3" in partials:
+        partials["sum:ref.until4"] = partials["sum:ref.k3"]
     if "pg_tokens" in columns:
         partials.update(unit_ratio_of_rows(columns["pg_tokens"], columns["advantage"]))
     if meta.unit_ratio:
@@ -155,7 +159,7 @@ def _sampling(merged: Merged) -> dict[str, float | None]:
         "policy.sampling_k3_nats": k3,
         "policy.sampling_ppl_ratio": None if gap is None else _exp(gap),
         "policy.sampling_weight_mean": mean,
-        "policy.sampling_ess_ratio": _sample_size(mean, count, merged.log_sum("weight.2")),
+        "policy.sampling_ess_ratio": _sample_size(mean, count, merged.log_sum("engine.-2d")),
         "policy.sampling_probability_gap_max": merged.high("probability_gap"),
     }
 

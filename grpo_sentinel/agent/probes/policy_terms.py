@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -35,23 +37,41 @@ def log_prob_range(bag: Bag, logp: torch.Tensor, fine: torch.Tensor, mask: torch
     bag.put(["sum:logp_positive"], ((logp > _POSITIVE) & mask).sum())
 
 
-def gaps(bag: Bag, names: Sequence[str], gaps_KBT: torch.Tensor, mask: torch.Tensor) -> None:
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What one difference of log-probs was reduced from, for terms that need it as well."""
+
+    fine: torch.Tensor
+    size: torch.Tensor  # |d|
+    k3: torch.Tensor
+    count: torch.Tensor
+
+
+def gaps(bag: Bag, names: Sequence[str], gaps_KBT: torch.Tensor, mask: torch.Tensor) -> dict[str, Gap]:
     """K differences d of log-probs: sums of d, |d|, d^2 and k3(d) = exp(-d) - 1 + d, extremes, sums of exponentials.
 
     With d = logp - old: ratio and effective sample size. With d = logp - ref: KL in k1, k2, k3 (Schulman 2020,
-    "Approximating KL divergence"). With d = engine - trainer: the rollout gap.
+    "Approximating KL divergence"). With d = engine - trainer: the rollout gap, and importance weights exp(-d).
     """
     fine = finite(gaps_KBT) & mask
     size = gaps_KBT.abs()
     k3 = torch.expm1(-gaps_KBT) + gaps_KBT
-    sums = torch.where(fine, torch.stack([gaps_KBT, size, gaps_KBT.square(), k3]), 0.0).sum((2, 3))
-    ends = torch.where(fine, torch.stack([gaps_KBT, size, k3]), -math.inf)
+    sums = torch.where(fine, torch.stack([gaps_KBT, size, gaps_KBT * gaps_KBT, k3]), 0.0).sum((2, 3))
     bag.put([f"sum:{name}.{what}" for what in ("d", "abs", "square", "k3") for name in names], sums)
-    bag.put([f"max:{name}.{what}" for what in ("d", "abs", "k3") for name in names], ends.amax((2, 3)))
-    bag.put([f"sum:{name}.count" for name in names], fine.sum((1, 2)))
+    powers = ["abs", "d"]
+    terms = [k3, size, gaps_KBT]
     if names != ["ref"]:  # of the KL to the reference nobody wants the mean exponential
-        powers = torch.stack([ends[0], 2 * ends[0], ends[1]])
-        bag.put([f"lse:{name}.{what}" for what in ("d", "2d", "abs") for name in names], powers.logsumexp((2, 3)))
+        twice = 2 * gaps_KBT
+        terms += [twice, -twice]
+        powers += ["2d", "-2d"]
+    ends = torch.where(fine, torch.stack(terms), -math.inf)
+    bag.put([f"max:{name}.{what}" for what in ("k3", "abs", "d") for name in names], ends[:3].amax((2, 3)))
+    if names != ["ref"]:
+        bag.put([f"lse:{name}.{what}" for what in powers for name in names], ends[1:].logsumexp((2, 3)))
+    counts = fine.sum((1, 2))
+    bag.put([f"sum:{name}.count" for name in names], counts)
+    each = zip(names, fine.unbind(0), size.unbind(0), k3.unbind(0), counts.unbind(0), strict=True)
+    return {name: Gap(*parts) for name, *parts in each}
 
 
 def unit_ratio(bag: Bag, fine: torch.Tensor, advantage: torch.Tensor) -> None:
@@ -86,38 +106,37 @@ def overflowing_kl(bag: Bag, gap: torch.Tensor, dtype: torch.dtype, mask: torch.
     bag.put(["sum:k3_overflow"], ((gap < beyond) & (gap > -math.inf) & mask).sum())
 
 
-def kl_by_place(bag: Bag, gap: torch.Tensor, mask: torch.Tensor) -> None:
-    """k3 to the reference, summed over the first one to four quarters of each completion's own tokens."""
-    place, length = 4 * mask.cumsum(1), mask.sum(1, keepdim=True)  # 1-based among the row's own tokens
-    within = torch.stack([place < k * length + 4 for k in (1, 2, 3, 4)]) & (finite(gap) & mask)
-    sums = torch.where(within, torch.expm1(-gap) + gap, 0.0).sum((2, 1))
-    bag.put([f"sum:ref.until{k}" for k in (1, 2, 3, 4)], sums)
-
-
-def entropy_by_place(bag: Bag, entropy: torch.Tensor, fine: torch.Tensor, mask: torch.Tensor) -> None:
-    """Entropy over the first and the last quarter of each completion's own tokens."""
+def quarters(mask: torch.Tensor) -> torch.Tensor:
+    """Mark the tokens up to the end of the first, second and third quarter of each completion's own: 3 x B x T."""
     place = mask.cumsum(1)  # 1-based among the row's own tokens
-    length = place[:, -1:]
-    early = 4 * place
-    both = torch.stack([early < length + 4, early >= 3 * length + 4]) & fine
+    return 4 * place < place[:, -1:] * _quarters(str(mask.device)) + 4
+
+
+@lru_cache(maxsize=8)
+def _quarters(device: str) -> torch.Tensor:
+    return torch.arange(1, 4, device=device).view(3, 1, 1)
+
+
+def kl_by_place(bag: Bag, gap: Gap, within: torch.Tensor) -> None:
+    """k3 to the reference, summed over the first one to three quarters of each completion's own tokens."""
+    sums = torch.where(within & gap.fine, gap.k3, 0.0).sum((1, 2))
+    bag.put([f"sum:ref.until{k}" for k in (1, 2, 3)], sums)
+
+
+def entropy_by_place(bag: Bag, entropy: torch.Tensor, fine: torch.Tensor, within: torch.Tensor) -> None:
+    """Entropy over the first and the last quarter of each completion's own tokens."""
+    both = torch.stack([within[0], ~within[2]]) & fine
     bag.put(["sum:entropy_first", "sum:entropy_last"], torch.where(both, entropy, 0.0).sum((1, 2)))
     bag.put(["sum:entropy_first_count", "sum:entropy_last_count"], both.sum((1, 2)))
 
 
-def probabilities(bag: Bag, trainer: torch.Tensor, engine: torch.Tensor, mask: torch.Tensor) -> None:
+def probabilities(bag: Bag, trainer: torch.Tensor, engine: torch.Tensor, gap: Gap) -> None:
     """Moments of both sides' probabilities, for their correlation; tokens that the engine was sure of and wrong."""
-    gap = trainer - engine
-    fine = finite(gap) & mask
-    count = fine.sum()
-    both = torch.where(fine, torch.stack([trainer, engine]).exp(), 0.0)
-    means = both.sum((1, 2), keepdim=True) / count.clamp(min=1)
-    dx, dy = torch.where(fine, both - means, 0.0).unbind(0)
-    squares = torch.stack([dx * dx, dy * dy, dx * dy]).sum((1, 2))
-    bag.put(
-        [f"{field}:probability" for field in ("n", "mean_x", "mean_y")], torch.cat([count.view(1), means.flatten()])
-    )
-    bag.put([f"{field}:probability" for field in ("m2_x", "m2_y", "cross")], squares)
-    # the squared importance weights; their mean follows from k3 on the host
-    bag.put(["lse:weight.2"], torch.where(fine, 2 * gap, -math.inf).logsumexp((0, 1)))
-    bag.put(["max:probability_gap"], torch.where(fine, (both[0] - both[1]).abs(), -math.inf).amax())
-    bag.put(["sum:confident"], ((engine >= _CONFIDENT) & (gap.abs() > _DISAGREE_NATS) & fine).sum())
+    both = torch.where(gap.fine, torch.stack([trainer, engine]).exp(), 0.0)
+    means = both.sum((1, 2), keepdim=True) / gap.count.clamp(min=1)
+    apart = torch.where(gap.fine, both - means, 0.0)
+    products = (apart * apart.unsqueeze(1)).sum((2, 3))  # no `@`: it raises on CUDA in torch's deterministic mode
+    bag.put(["mean_x:probability", "mean_y:probability"], means)
+    bag.put([f"{field}:probability" for field in ("m2_x", "cross", "cross", "m2_y")], products)
+    bag.put(["max:probability_gap"], torch.where(gap.fine, (both[0] - both[1]).abs(), -math.inf).amax())
+    bag.put(["sum:confident"], ((engine >= _CONFIDENT) & (gap.size > _DISAGREE_NATS) & gap.fine).sum())
