@@ -28,12 +28,13 @@ from grpo_sentinel.agent.probes.live_tensors import LiveTensors
 from grpo_sentinel.agent.probes.local_watch import LocalWatch
 from grpo_sentinel.agent.probes.memory import MemoryProbe
 from grpo_sentinel.agent.probes.optimizer import OptimizerProbe
-from grpo_sentinel.agent.probes.pack import Harvest, Pack, merge
+from grpo_sentinel.agent.probes.pack import Harvest
 from grpo_sentinel.agent.probes.samples import blamed
 from grpo_sentinel.agent.probes.sources import copies_of_shards
 from grpo_sentinel.agent.readback import Readback
 from grpo_sentinel.agent.schedule import expected_rate
 from grpo_sentinel.agent.settings import Settings
+from grpo_sentinel.agent.step_packs import StepPacks, alone
 from grpo_sentinel.sanitize import sanitized_totals
 
 _DATA_NAMES = {
@@ -73,9 +74,7 @@ class GradientSource(Protocol):
 class Observer:
     """Keeps what is watched, calls the probes, holds their packs until the record goes out."""
 
-    def __init__(
-        self, settings: Settings, guard: Guard, *, recording: bool = True, ring: Path | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, guard: Guard, *, recording: bool = True, ring: Path | None = None) -> None:
         """Without `recording` (no ring) nothing is read but what the vote needs."""
         self.recording = recording
         self.tell: Callable[[str, dict[str, Any]], None] = _nobody  # sends an event
@@ -93,12 +92,12 @@ class Observer:
         self._guard = guard
         self._context: dict[str, Any] = {}
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
-        self._device: torch.device | None = None
+        self.device: torch.device | None = None
         self._step = StepPacks(guard)
         self._flight: tuple[int, dict[str, float], bool, StepPacks] | None = None
         self._micro_batches = 0  # of the present step
         self._data_tally = data_probe.Tally()
-        self._gradient: gradient_probe.GradientPack | None = None
+        self.gradient: gradient_probe.GradientPack | None = None
         self._optimizer: torch.optim.Optimizer | None = None  # the innermost
         self._optimizer_probe: OptimizerProbe | None = None
         self._memory = MemoryProbe(None if ring is None else ring.parent)
@@ -111,34 +110,14 @@ class Observer:
         self._local_steps_left = 0
         self._votes = 0
 
-    @property
-    def device(self) -> torch.device | None:
-        """Where the first parameter lies."""
-        return self._device
-
-    @property
-    def parameters(self) -> Sequence[tuple[str, torch.nn.Parameter]]:
-        """The watched parameters by name."""
-        return self._parameters
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """The innermost optimizer."""
-        return self._optimizer
-
-    @property
-    def gradient_pack(self) -> gradient_probe.GradientPack | None:
-        """What was read of this step's gradients."""
-        return self._gradient
-
-    def held_gradients(self) -> Iterable[tuple[str, Any]]:
-        """List this rank's gradients as they are now."""
-        return self._held()
+    def watched(self) -> tuple[Sequence[tuple[str, torch.nn.Parameter]], torch.optim.Optimizer | None]:
+        """Give the watched parameters by name, and the innermost optimizer: for evidence."""
+        return self._parameters, self._optimizer
 
     @property
     def must_wait(self) -> bool:
         """Tell whether a harvest now would wait for a device."""
-        return self._device is not None and self._device.type != "cpu"
+        return self.device is not None and self.device.type != "cpu"
 
     def configure(self, context: Mapping[str, Any]) -> None:
         """Take the trainer's configuration; probes get the part they know."""
@@ -156,7 +135,7 @@ class Observer:
             named_parameters, self._model = model.named_parameters(), weakref.ref(model)
         if named_parameters is not None:
             self._parameters = [(name.removeprefix("module."), parameter) for name, parameter in named_parameters]
-            self._device = next((parameter.device for _, parameter in self._parameters), None)
+            self.device = next((parameter.device for _, parameter in self._parameters), None)
         if optimizer is not None:
             self._optimizer = innermost(optimizer)
         self.replicated = _is_replicated(model) if replicated is None else replicated
@@ -178,12 +157,12 @@ class Observer:
         pack = data_probe.observe(
             **known,
             others=others,
-            model_device=self._device,
+            model_device=self.device,
             so_far=self._data_tally,
             **self._known(_DATA_CONTEXT),
         )
         before = self._data_tally.samples
-        harvest = _alone([pack])
+        harvest = alone([pack])
         values = harvest.values
         for body in self.naming.changed(harvest.subjects, values, self._steps):
             self.tell("named", body)
@@ -231,17 +210,17 @@ class Observer:
         size = _SAMPLE_SIZE if self.full else 0
         options: dict[str, Any] = {"clip_limit": limit, "sharded": self.sharded, "sample_size": size}
         if self.source is None:
-            self._gradient = gradient_probe.observe(self._parameters, **options)
+            self.gradient = gradient_probe.observe(self._parameters, **options)
         else:
-            self._gradient = gradient_probe.observe_tensors(
+            self.gradient = gradient_probe.observe_tensors(
                 self.source.gradients(), scale=self.source.scale(), **options
             )
-        self._step.add(self._gradient)
+        self._step.add(self.gradient)
 
     def norm_and_digest(self, norm: torch.Tensor | float | None) -> tuple[float | None, int]:
         """Read the norm to judge, and the digest of the parameters when replicas can be compared: one copy."""
         if norm is None:
-            norm = self._gradient.norm if self._gradient is not None else own_norm(self._held())
+            norm = self.gradient.norm if self.gradient is not None else own_norm(self.held())
         digest = self._guard.run("digest", self._digest)
         if digest is None:
             return (None if norm is None else float(norm)), 0
@@ -251,7 +230,7 @@ class Observer:
         value, bits = both.tolist()
         return value, int(bits) + 1
 
-    def _held(self) -> Iterable[tuple[str, Any]]:
+    def held(self) -> Iterable[tuple[str, Any]]:
         if self.source is not None:
             return self.source.gradients()
         return ((name, parameter.grad) for name, parameter in self._parameters)
@@ -372,13 +351,13 @@ class Observer:
         self.micro_batch = 0
         self._micro_batches = 0
         self._data_tally = data_probe.Tally()
-        self._gradient = None
+        self.gradient = None
 
     def close(self) -> None:
         """Take hooks off and let go of the model."""
         if self._local_steps_left > 0:
             self._local.disarm()
-        self._parameters, self._optimizer, self._optimizer_probe, self._gradient = [], None, None, None
+        self._parameters, self._optimizer, self._optimizer_probe, self.gradient = [], None, None, None
         self._model = None
 
     def _known(self, names: Sequence[str]) -> dict[str, Any]:
@@ -387,45 +366,6 @@ class Observer:
 
 def _nobody(kind: str, body: dict[str, Any]) -> None:
     """Drop an event that nobody sends."""
-
-
-class StepPacks:
-    """The packs of one step: one copy for all; when finishing one of them fails, each is finished on its own."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-        self._readback = Readback()
-        self._added: list[Pack | Mapping[str, float]] = []
-
-    def add(self, pack: Pack | Mapping[str, float] | None) -> None:
-        """Take a pack, or numbers the host knows."""
-        if pack is not None:
-            self._added.append(pack)
-            self._readback.add(pack)
-
-    def start(self) -> None:
-        """Start the copy."""
-        self._guard.essential("readback", self._readback.start)
-
-    def harvest(self) -> Harvest:
-        """Give all signals; a probe whose part cannot be finished is switched off, and the others are kept."""
-        added, self._added = self._added, []
-        harvest = self._guard.essential("readback", self._readback.harvest)
-        if harvest is not None:
-            return harvest
-        self._readback = Readback()
-        by_probe: dict[str, list[Pack | Mapping[str, float]]] = {}
-        for pack in added:
-            by_probe.setdefault(pack.probe if isinstance(pack, Pack) else "", []).append(pack)
-        parts = [self._guard.run(probe or "host", _alone, packs) for probe, packs in by_probe.items()]
-        return merge([part for part in parts if part is not None])
-
-
-def _alone(packs: Sequence[Pack | Mapping[str, float]]) -> Harvest:
-    readback = Readback()
-    for pack in packs:
-        readback.add(pack)
-    return readback.harvest()
 
 
 def own_norm(named_gradients: Iterable[tuple[str, Any]]) -> torch.Tensor | None:
