@@ -135,8 +135,9 @@ def own_output() -> list[str]:
     found = []
     for number in (1, 2):
         with contextlib.suppress(OSError):
-            if stat.S_ISREG(os.fstat(number).st_mode):
-                found.append(os.readlink(f"/proc/self/fd/{number}"))
+            path, opened = os.readlink(f"/proc/self/fd/{number}"), os.fstat(number)
+            if stat.S_ISREG(opened.st_mode) and os.path.samestat(opened, os.stat(path)):  # not one that was deleted
+                found.append(path)
     return list(dict.fromkeys(found))
 
 
