@@ -19,7 +19,9 @@ BENCHMARKS = {
     "replay": "benchmarks.bench_replay",
     "diagnose": "benchmarks.bench_diagnose",
     "daemon": "benchmarks.bench_daemon",
+    "dead-sinks": "benchmarks.bench_dead_sinks",
     "scrape": "benchmarks.bench_scrape",
+    "page": "benchmarks.bench_page",
     "check-data": "benchmarks.bench_check_data",
 }
 """Name -> module with `main(record)`; see `benchmarks.record.record` for what it is handed."""

@@ -301,9 +301,10 @@ class HistoryReader:
         since_step: int = 0,
         until_step: int | None = None,
         mode: Mode = Mode.TRAIN,
+        max_records: int | None = None,
     ) -> Series:
         """Read one signal of one rank, thinned by minimum and maximum to `max_points` (see `history.series`)."""
         return read_series(
             self, self.run_key(run_id), rank, signal,
-            max_points=max_points, since_step=since_step, until_step=until_step, mode=mode,
+            max_points=max_points, since_step=since_step, until_step=until_step, mode=mode, max_records=max_records,
         )  # fmt: skip

@@ -50,12 +50,17 @@ def read_series(
     since_step: int = 0,
     until_step: int | None = None,
     mode: Mode = Mode.TRAIN,
+    max_records: int | None = None,
 ) -> Series:
-    """Read `signal` of one rank; at most `max_points` points when given, every record otherwise."""
+    """Read `signal` of one rank; at most `max_points` points when given, every record otherwise.
+
+    A range of more than `max_records` steps is read from rollups, also where its records would give enough points.
+    """
     first, last = _span(source, run, rank, since_step, until_step)
     points: dict[int, Range] = {}
     raw_from = first
-    if max_points is not None and (last - first) / BUCKET_STEPS >= max_points / 6:
+    far = max_points is not None and (last - first) / BUCKET_STEPS >= max_points / 6
+    if far or (max_records is not None and last - first >= max_records):
         raw_from = _add_rollups(source, points, (run, rank, int(mode)), signal, first, last)
     _add_records(source, points, (run, rank, int(mode)), signal, raw_from, last)
     thinned = _thin(sorted(points.items()), max_points)

@@ -24,6 +24,9 @@ MOST_COLUMNS = 240
 MOST_GROUPS = 16_384
 """Groups of 64 steps that one map may read: 8 ranks over a week are 15,000. More ranks are shown over fewer steps."""
 
+MOST_RECORDS = 16_384
+"""Records that one map may read where it looks closer than groups of steps."""
+
 _GROUP_STEPS = 64
 _END = 2**62
 
@@ -97,10 +100,9 @@ def _over_steps(
     if until - since >= most:
         since = until - most + 1
         note = f"the newest {most} steps; zoom in to see others"
-    lines = {
-        rank: reader.series(run_id, rank, signal, max_points=4 * columns, since_step=since, until_step=until, mode=mode)
-        for rank in ranks
-    }
+    window = {"since_step": since, "until_step": until, "max_points": columns}
+    window["max_records"] = max(_GROUP_STEPS, MOST_RECORDS // max(1, len(ranks)))
+    lines = {rank: reader.series(run_id, rank, signal, mode=mode, **window) for rank in ranks}
     return by_step(lines, columns, note)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from grpo_sentinel.catalog import LAYERS, layer_of, signal_of
@@ -82,7 +83,7 @@ def by_step(lines: Mapping[int, Series], columns: int, note: str = "") -> Heat:
     if not ends:
         return Heat(by="step", columns=(), ranks=order, deviations=(), values=(), reference="", note=note)
     first, last = min(low for low, _ in ends), max(high for _, high in ends)
-    width = max(1, math.ceil((last - first + 1) / max(1, columns)))
+    width = max(_spacing(lines.values()), math.ceil((last - first + 1) / max(1, columns)))
     count = (last - first) // width + 1
     low, high = ([_grouped(lines[rank], side, first, width, count) for rank in order] for side in (0, 1))
     known = signal_of(next(iter(lines.values())).signal)
@@ -132,6 +133,12 @@ def _distance(difference: float, scale: float) -> float:
     if scale == 0:
         return math.copysign(LIMIT, difference)
     return round(max(-LIMIT, min(LIMIT, difference / scale)), 2)
+
+
+def _spacing(lines: Iterable[Series]) -> int:
+    """Give the usual distance between two points: narrower columns would leave gaps between them."""
+    longest = max(lines, key=lambda line: len(line.steps)).steps
+    return int(median(right - left for left, right in pairwise(longest))) if len(longest) > 1 else 1
 
 
 def _further(low: Cell, high: Cell) -> Cell:

@@ -4,7 +4,7 @@ import { drawAct, startAct } from "./act.js";
 import { byId, make, whenChanged } from "./base.js";
 import { drawDevices } from "./devices.js";
 import { drawFindings } from "./findings.js";
-import { draw as drawHeat, refreshHeat, startHeat } from "./heat.js";
+import { draw as drawHeat, heatBy, refreshHeat, startHeat } from "./heat.js";
 import { drawHealth, refreshAbstaining } from "./health.js";
 import { refreshIncidents } from "./incidents.js";
 import { startKeys } from "./keys.js";
@@ -28,6 +28,12 @@ function receive(news) {
   if (news.run_id !== run) { run = news.run_id; look(); }
 }
 
+// The map over steps shows the signal of the chart; the one over signals need not wait for it.
+async function chartThenMap() {
+  const over = () => { const { signal, span, mode } = chosen(); return refreshHeat(signal, span, mode); };
+  if (heatBy() === "step") { await refreshSignals(); await over(); } else await Promise.all([refreshSignals(), over()]);
+}
+
 // A look may take long on a slow disk or a long run: the next one waits for it, and comes later.
 let looking = false, again = false, timer = 0;
 async function look() {
@@ -37,9 +43,7 @@ async function look() {
   const began = performance.now();
   do {
     again = false;
-    await refreshSignals();
-    const { signal, span, mode } = chosen();
-    await Promise.all([refreshHeat(signal, span, mode), refreshIncidents(), refreshAbstaining()]);
+    await Promise.all([chartThenMap(), refreshIncidents(), refreshAbstaining()]);
   } while (again);
   looking = false;
   timer = setTimeout(look, Math.max(LOOK_MS, Math.min(MOST_MS, SHARE * (performance.now() - began))));

@@ -1,0 +1,196 @@
+"""The page over a week of history: 8 ranks, a step every 5 s, 968,000 records; opening it and every query it makes.
+
+The history is written once (about a minute) and kept in build/page_week.sqlite for the next time. The server is the
+real one; the page is opened in Chromium where that and Playwright are installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import math
+import os
+import random
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlencode
+
+from benchmarks.record import BENCH_JSON
+from grpo_sentinel.clock import ManualClock
+from grpo_sentinel.history import HistoryReader, HistoryStore
+from grpo_sentinel.records import Heartbeat, Kind, Liveness, Mode, Phase, RankIdentity, StepRecord
+from grpo_sentinel.views import RankStatus, SinkBatch, Snapshot
+from grpo_sentinel.web import WebServer, WebState, build_app
+
+RUN, RANKS, STEPS, STEP_NS = "week", 8, 120_960, 5_000_000_000
+CHUNK = 600
+ROUNDS = 5
+LIMIT_QUERY_MS, LIMIT_OPEN_MS = 100.0, 1000.0
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")  # fmt: skip
+START_NS = 1_700_000_000_000_000_000
+
+
+def values(rank: int, step: int, noise: random.Random) -> dict[str, float]:
+    """Ten signals; rank 5 spikes once, rank 3 has a NaN once: a week later both must still be seen."""
+    spike = rank == 5 and step == 70_001
+    return {
+        "policy.loss": 0.1 + 0.02 * noise.random(),
+        "policy.entropy_nats": 1.5 - step * 1e-5 + 0.01 * noise.random(),
+        "policy.kl_k3_nats": 0.01 + step * 1e-7 + 0.002 * noise.random(),
+        "reward.mean": 0.3 + step * 2e-6 + 0.02 * noise.random(),
+        "reward.std": 0.2 + 0.01 * noise.random(),
+        "gradient.norm_preclip": math.nan if rank == 3 and step == 40_000 else 1.0 + 0.1 * noise.random(),
+        "optimizer.learning_rate": 1e-6,
+        "data.completion_length_mean": 200 + 10 * noise.random(),
+        "memory.rss_bytes": 4e9 + 1e3 * step,
+        "time.step_seconds": 60.0 if spike else 5.0 + 0.1 * noise.random(),
+    }
+
+
+def status(rank: int) -> RankStatus:
+    """A rank at the end of the week."""
+    now = START_NS + STEPS * STEP_NS
+    identity = RankIdentity(
+        run_id=RUN, rank=rank, local_rank=rank, world_size=RANKS, host="node-a", pid=rank, pid_start_ticks=1,
+        pid_namespace=1, boot_id="b", created_wall_ns=START_NS,
+    )  # fmt: skip
+    beat = Heartbeat(step=STEPS, phase=Phase.FORWARD, phase_since_wall_ns=now, updated_wall_ns=now)
+    return RankStatus(
+        identity=identity, heartbeat=beat, liveness=Liveness.ALIVE, last_step=STEPS, updated_wall_ns=now,
+        values=values(rank, STEPS, random.Random(rank)),
+    )  # fmt: skip
+
+
+def week(path: Path) -> Path:
+    """Write the history unless it is there; through the real store, in commits as the daemon makes them."""
+    if path.exists():
+        return path
+    draft = path.with_suffix(".draft")
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{draft}{suffix}").unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store, noise = HistoryStore(draft, clock=ManualClock(wall_ns=START_NS)), random.Random(1)
+    ranks = {rank: status(rank) for rank in range(RANKS)}
+    for first in range(1, STEPS + 1, CHUNK):
+        records = tuple(
+            StepRecord(
+                run_id=RUN, rank=rank, sequence=step, step=step, kind=Kind.STEP, mode=Mode.TRAIN, micro_batch=0,
+                generation=0, monotonic_ns=step * STEP_NS, wall_ns=START_NS + step * STEP_NS,
+                values=values(rank, step, noise),
+            )
+            for step in range(first, min(first + CHUNK, STEPS + 1)) for rank in range(RANKS)
+        )  # fmt: skip
+        wall = records[-1].wall_ns
+        snapshot = Snapshot(run_id=RUN, node="node-a", wall_ns=wall, ranks=ranks)
+        store.write(SinkBatch(run_id=RUN, node="node-a", wall_ns=wall, records=records, snapshot=snapshot))
+        store.flush()
+    store.close()
+    draft.rename(path)
+    return path
+
+
+@contextlib.contextmanager
+def served(path: Path) -> Iterator[WebServer]:
+    """Serve the history with the real server, as the daemon does."""
+    with HistoryReader(path) as reader:
+        snapshot = reader.latest(RUN)
+    state = WebState(
+        snapshots=lambda: {RUN: snapshot}, problems=list, act=lambda *_: 0, act_token="bench",
+        history=lambda: HistoryReader(path),
+    )  # fmt: skip
+    server = WebServer(build_app(state), "127.0.0.1", 0)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(10)
+
+
+def queries() -> dict[str, str]:
+    """What the page asks, over the whole week and zoomed in; the worst windows are those on either side of rollups."""
+    windows = {
+        "week": {}, "day": {"since": 60_000, "until": 77_280}, "6500 steps": {"since": 60_000, "until": 66_500},
+        "5300 steps": {"since": 60_000, "until": 65_300}, "100 steps": {"since": 70_000, "until": 70_100},
+    }  # fmt: skip
+    out = {"signals": "signals?run=week", "findings": "findings?run=week&all=latest", "heat now": "heat?by=signal"}
+    for name, window in windows.items():
+        asked = {"run": RUN, "signal": "time.step_seconds", **window}
+        out[f"series, {name}"] = f"series?{urlencode({**asked, 'rank': 5, 'max_points': 500})}"
+        out[f"heat, {name}"] = f"heat?{urlencode({**asked, 'by': 'step', 'columns': 160})}"
+    return out
+
+
+def measure(server: WebServer, path: str) -> tuple[float, float, bytes]:
+    """Give the median wall and CPU milliseconds of a query (this process serves), and its answer."""
+    walls, cpus, body = [], [], b""
+    for _ in range(ROUNDS):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        started, cpu = time.perf_counter(), time.process_time()
+        connection.request("GET", f"/api/v1/{path}")
+        answer = connection.getresponse()
+        body = answer.read()
+        walls.append((time.perf_counter() - started) * 1e3)
+        cpus.append((time.process_time() - cpu) * 1e3)
+        connection.close()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {body[:200]!r}")
+    return statistics.median(walls), min(cpus), body
+
+
+def opened(url: str) -> list[float] | None:
+    """Milliseconds from asking for the page until verdict, chart and heat map are drawn; None without a browser."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        return None
+    if chromium is None:
+        return None
+    times = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        for _ in range(8):
+            page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+            started = time.perf_counter()
+            page.goto(url, wait_until="commit")
+            page.wait_for_selector("#chart[data-points]")
+            page.wait_for_selector("#heat[data-rows]:not([data-rows='0'])")
+            times.append((time.perf_counter() - started) * 1e3)
+            page.context.close()
+        browser.close()
+    return times
+
+
+def main(record: Callable[..., None]) -> None:
+    """Measure, record, and hold the promises: every query under 100 ms, the page open in under a second."""
+    started = time.perf_counter()
+    path = week(BENCH_JSON.parent / "page_week.sqlite")
+    record("page_week_write", time.perf_counter() - started, "s", peer="0 when it was there already")
+    record("page_week_bytes", float(path.stat().st_size), "bytes")
+    with served(path) as server:
+        figures = {name: measure(server, query) for name, query in queries().items()}
+        spike = json.loads(figures["series, week"][2])
+        if max(value for value in spike["high"] if isinstance(value, float)) != 60.0 or len(spike["steps"]) > 500:
+            raise RuntimeError("the one slow step of the week is not in the thinned series")
+        for name, (wall, cpu, body) in figures.items():
+            print(f"   {name:24} {wall:7.1f} ms, at least {cpu:6.1f} ms CPU, {len(body):8,} bytes", flush=True)
+        worst = max(figures, key=lambda name: figures[name][1])
+        record("page_week_query_worst_cpu", figures[worst][1], "ms", peer=worst)
+        record("page_week_query_worst", max(wall for wall, _, _ in figures.values()), "ms", peer="median of 5, wall")
+        times = opened(server.url)
+    if times is not None:
+        record("page_week_open", min(times), "ms", peer="best of 8 in Chromium, cold profile")
+        record("page_week_open_median", statistics.median(times), "ms")
+    # the lowest of several: what else runs on the machine only ever adds to it
+    if figures[worst][1] > LIMIT_QUERY_MS:
+        raise RuntimeError(f"{worst} costs {figures[worst][1]:.0f} ms, promised are {LIMIT_QUERY_MS:g} ms")
+    if times is not None and min(times) > LIMIT_OPEN_MS:
+        text = f"the page takes {min(times):.0f} ms to open, promised are {LIMIT_OPEN_MS:g} ms"
+        if os.getloadavg()[0] < (os.cpu_count() or 1):
+            raise RuntimeError(text)
+        print(f"   not judged: {text}, but {os.getloadavg()[0]:.0f} processes want {os.cpu_count()} cores", flush=True)
