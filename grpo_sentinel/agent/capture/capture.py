@@ -83,7 +83,7 @@ class Capture:
 
     def before_clipping(self) -> None:
         """Take gradients as they are before clipping spreads the NaN over all of them: where that costs no waiting."""
-        pack = self._agent.observer.gradient_pack
+        pack = self._agent.observer.gradient
         if (
             pack is None
             or pack.norm is None
@@ -204,7 +204,7 @@ class Capture:
                 contents.add(f"rng/{moment}/{name}", state)
         contents.facts["numbers"] = recent.numbers(step)
         contents.facts["losses"] = [[_plain(loss), scale] for loss, scale in recent.losses(step)]
-        pack = agent.observer.gradient_pack
+        pack = agent.observer.gradient
         named: tuple[str, ...] = ()
         if pack is not None:
             found = pack.finish([Part(pack.values.cpu().double(), pack.meta)])
@@ -214,8 +214,8 @@ class Capture:
         if agent.observer.replicated and agent.core.rank > 0:
             contents.omit("gradient", "replicas hold the same; see rank 0")
             return
-        contents.add_gradients(agent.observer.held_gradients(), named)
-        contents.add_weights(agent.observer.parameters)
+        contents.add_gradients(agent.observer.held(), named)
+        contents.add_weights(agent.observer.watched()[0])
 
     def _facts(self, step: int, reason: str) -> dict[str, Any]:
         agent = self._agent
@@ -228,7 +228,7 @@ class Capture:
     def _memory(self, step: int) -> str:
         started = time.perf_counter()
         observer = self._agent.observer
-        body = {**snapshot(self._model(), observer.parameters, observer.optimizer), "step": step}
+        body = {**snapshot(self._model(), *observer.watched()), "step": step}
         return self._write_json("memory", step, body, started)
 
     def _write_json(self, what: str, step: int, body: Mapping[str, Any], started: float) -> str:
