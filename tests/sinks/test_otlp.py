@@ -154,7 +154,7 @@ def test_the_official_exporter_sends_the_same_message_for_the_same_points(made, 
     assert own == theirs
 
 
-@pytest.mark.parametrize("mode", [503, 429, "hang"])
+@pytest.mark.parametrize("mode", ["hang", *(pytest.param(mode, marks=pytest.mark.slow) for mode in (503, 429))])
 def test_a_collector_that_comes_back_gets_everything(made, collector, mode):
     sink = made()
     sink.write(batch(record(1)))

@@ -151,7 +151,8 @@ def test_a_disk_that_is_full_is_counted_and_writing_goes_on_when_there_is_room(n
     assert report.written + sum(report.dropped.values()) == BATCHES + 2
 
 
-@pytest.mark.parametrize("name", [*NETWORK, *CHILDREN])
+@pytest.mark.parametrize("name", ["alertmanager", "webhook", "notify", pytest.param("otlp", marks=SLOW), *(
+    pytest.param(name, marks=SLOW) for name in CHILDREN)])  # fmt: skip
 def test_after_a_restart_the_next_one_works_on(name, tmp_path, monkeypatch):
     with serving() as server:
         make = factory(name, server.url, tmp_path, monkeypatch)

@@ -71,6 +71,7 @@ def test_a_name_that_no_package_offers_is_said_with_those_that_are(sinks):
     assert "csv_findings" in one.problems()[0]
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_with_it(installed, tmp_path):
     config = tmp_path / "sentinel.yaml"
     config.write_text(
