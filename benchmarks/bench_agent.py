@@ -5,7 +5,7 @@ this CPU; the vote, its all-reduce left out, at most 20 microseconds. What a bat
 
 The cost of a step is the CPU time of the training thread with the agent less that without it: hooks and memory that is
 freed are in it. Only steps count that no other process interrupted, since that leaves cold caches behind; with fewer
-than `CALM` of them the machine is too crowded to judge. What the agent reports of itself, in wall time, stands beside it.
+than `CALM` of them the machine is too crowded to judge. What the agent says of itself, in wall time, stands beside it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,8 +83,7 @@ def constant(record: Callable[..., None]) -> list[str]:
 
 def calm(steps: list[Step]) -> list[float]:
     """List the times of steps that were not interrupted, nor the one before them."""
-    pairs = zip(steps, steps[1:], strict=False)
-    return [now.milliseconds for before, now in pairs if not before.switches and not now.switches]
+    return [now.milliseconds for before, now in pairwise(steps) if not before.switches and not now.switches]
 
 
 def typical(steps: list[Step]) -> float:
