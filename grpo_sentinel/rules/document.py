@@ -5,14 +5,16 @@ python -m grpo_sentinel.rules.document docs/rules.md
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.rules.detectors import KINDS, detector_class
-from grpo_sentinel.rules.load import load_rules
+from grpo_sentinel.rules.load import load_rules, read_mapping
 from grpo_sentinel.rules.profiles import builtin_profiles
 from grpo_sentinel.rules.rule import Rule
 
@@ -59,12 +61,53 @@ joined by `+ - * /` between blanks, left to right. `signal[*]` runs the rule onc
 """
 )
 
+_MORE = "## More\n\n[Which published checks are rules here, and which are not and why](coverage.md)\n"
+
 
 def pages() -> dict[str, str]:
     """Give all pages by file name: README.md, and one for every layer."""
     rules = load_rules()
     layers = {f"{layer}.md": _layer(layer, rules) for layer in LAYERS}
-    return {"README.md": "\n".join([_HEAD, _index(rules), _detectors(), _profiles()]), **layers}
+    front = "\n".join([_HEAD, _index(rules), _detectors(), _profiles(), _MORE])
+    return {"README.md": front, "coverage.md": _coverage(rules), **layers}
+
+
+def uncovered() -> dict[str, dict[str, str]]:
+    """Give what is no rule here, by kind of reason: `{kind: {"D05 learnability index": why}}`."""
+    folder = resources.files("grpo_sentinel.rules").joinpath("catalogue")
+    found: dict[str, dict[str, str]] = read_mapping(folder.joinpath("uncovered.yaml").read_text("utf-8"), "uncovered")
+    return found
+
+
+def covered(rules: Iterable[Rule]) -> dict[str, list[str]]:
+    """Give the rules that name an entry of the sources in their reference, by entry; `P18 to P24` names all between."""
+    out: dict[str, list[str]] = {}
+    for rule in rules:
+        for first, last in re.findall(r"\b([A-Z]\d\d)(?: to ([A-Z]\d\d))?", rule.reference):
+            numbers = range(int(first[1:]), int((last or first)[1:]) + 1)
+            for number in numbers:
+                out.setdefault(f"{first[0]}{number:02d}", []).append(rule.name)
+    return out
+
+
+def _coverage(rules: Iterable[Rule]) -> str:
+    lines = [
+        "# Which published checks are rules here, and which are not",
+        "",
+        _GENERATED,
+        "",
+        "Letters: D data, R reward, P policy, G gradient, O optimizer, M memory, V device, H hang and straggler, X",
+        "across ranks, S the sentinel itself. A rule names the entries that it stands for in its `reference`.",
+        "",
+        "## Rules by entry",
+        "",
+    ]
+    for entry, names in sorted(covered(rules).items()):
+        lines.append(f"- {entry}: {', '.join(f'`{name}`' for name in dict.fromkeys(names))}")
+    for kind, entries in uncovered().items():
+        lines += ["", f"## Not a rule: {kind}", ""]
+        lines += [f"- **{name}**: {why}" for name, why in entries.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _index(rules: Iterable[Rule]) -> str:

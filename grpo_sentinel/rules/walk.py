@@ -76,9 +76,9 @@ def walk(
 ) -> Walk:
     """Sort what the rules said into layers.
 
-    `findings`: newest version of each, resolved ones too if they belong to the story. `abstaining`: rule -> reason, as
-    `Engine.abstaining()` gives it; `checkpoints`: step and path, oldest first (`Engine.checkpoints`). Rules that neither
-    found nor abstained count as having judged.
+    `findings`: newest version of each, resolved ones too if they belong to the story. `abstaining`: rule -> reason,
+    as `Engine.abstaining()` gives it. `checkpoints`: step and path, oldest first, as `Engine.checkpoints` gives them.
+    Rules that neither found nor abstained count as having judged.
     """
     told: dict[str, list[Finding]] = {}
     for finding in findings:
