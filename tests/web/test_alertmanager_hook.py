@@ -227,3 +227,21 @@ def test_an_action_that_no_alert_may_ask_for_is_refused_with_the_line(tmp_path):
 
 def test_the_clock_of_the_batches_is_the_one_the_times_above_were_chosen_for():
     assert WALL_NS == 1_700_000_000 * 10**9
+
+
+def test_the_daemon_serves_the_names_the_token_and_the_alerts_of_its_configuration(tmp_path):
+    from grpo_sentinel.daemon.daemon import Daemon
+
+    (tmp_path / "token").write_text(TOKEN)
+    body = {
+        "state_dir": str(tmp_path / "state"), "collectors": {"nvml": {"enabled": False}, "host": {"enabled": False}},
+        "http": {"allowed_hosts": ["node-1"], "act_token_file": str(tmp_path / "token")},
+        "halting": {"on_alerts": {"A": "checkpoint"}, "on_alert_labels": {"team": "rl"}},
+    }  # fmt: skip
+    daemon = Daemon(Config.model_validate(body), roots=[tmp_path])
+    try:
+        state = daemon._web_state()
+        assert (state.hosts, state.act_token) == (("node-1",), TOKEN)
+        assert (dict(state.alerts.by_name), dict(state.alerts.labels)) == ({"A": Action.CHECKPOINT}, {"team": "rl"})
+    finally:
+        daemon.close()

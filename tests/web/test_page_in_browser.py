@@ -172,12 +172,40 @@ def test_it_works_for_few_and_for_many_ranks(browser: Any, shown: Shown, ranks: 
             lambda: page.evaluate("document.getElementById('heat-says').textContent.length > 10"), "the page gets there"
         )
         says = page.inner_text("#heat-says")
-        assert ("Rank 200 stands out" in says) if ranks == 256 else (f"this node has {ranks}" in says)
-        page.click("text=in one signal, over steps")
-        page.wait_for_selector(f"#heat[data-by='step'][data-rows='{ranks}']")
+        if ranks == 256:
+            assert "Rank 200 stands out" in says
+            page.click("text=in one signal, over steps")
+            page.wait_for_selector("#heat[data-by='step'][data-rows='256']")
+        else:
+            page.wait_for_selector(f"#heat[data-by='step'][data-rows='{ranks}']")
+            page.click("text=in every signal, now")
+            until(lambda: f"this node has {ranks}" in page.inner_text("#heat-says"), "it says why it cannot tell")
         assert page.inner_text("#verdict-title") == "Nothing is wrong in what is watched"
         assert "Not watched: data" in page.inner_text("#verdict-text"), "unknown is not healthy"
         assert overflow(page) == 0
+        assert tab.complaints == []
+        tab.close()
+
+
+@pytest.mark.slow
+def test_gpus_and_the_sentinels_own_health_are_shown(browser: Any, shown: Shown) -> None:
+    problems = ["the sink wandb is hanging: no answer"]
+    with shown.served(problems=lambda: problems) as server:
+        tab = Tab(browser, server.url)
+        page = tab.open()
+        table = page.inner_text("#gpus-table").splitlines()
+        assert table[0].split("\t")[1:] == ["GPU 0", "GPU 1"]
+        assert table[1].split("\t") == ["utilization", "50 %", "50 %"]
+        assert page.inner_text("#problems") == problems[0]
+        assert "20 ms, at most 300 ms" in page.inner_text("#health")
+        page.click("#abstaining-more summary")
+        until(lambda: "kl_high" in page.inner_text("#abstaining"), "the rule is named")
+        assert "policy.kl_k3_nats does not arrive: 1 rule: kl_high" in page.inner_text("#abstaining")
+        page.click("#ranks-more summary")
+        until(lambda: "NaN" in page.inner_text("#ranks-table"), "the values are there")
+        assert page.query_selector("#ranks-table td.bad")
+        problems.clear()
+        until(lambda: "It does its work" in page.inner_text("#problems"), "what is well again is said")
         assert tab.complaints == []
         tab.close()
 

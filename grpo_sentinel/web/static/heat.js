@@ -17,6 +17,11 @@ function turned(heat) {
   return { by: heat.by, rows, columns, deviation, value, signalOf: (row) => (turn ? rows[row] : state.signal), rankOf: (row, column) => (turn ? columns[column] : rows[row]) };
 }
 
+// One or two ranks have no odd one among them: they are shown against their own past, unless somebody chose otherwise.
+export function chooseHeat(ranks) {
+  if (!state.chosen && ranks) document.querySelector(`input[name="heat-by"][value="${ranks < 3 ? "step" : "signal"}"]`).checked = true;
+}
+
 export async function refreshHeat(signal, span, mode) {
   const news = live.news;
   if (!news || !news.run_id || document.hidden) return;
@@ -157,6 +162,6 @@ export function startHeat(refresh) {
     if (move) { const at = state.at || [0, 0]; moveTo(at[0] + (state.at ? move[0] : 0), at[1] + (state.at ? move[1] : 0)); event.preventDefault(); }
     if (event.key === "Enter") choose();
   });
-  for (const radio of document.querySelectorAll('input[name="heat-by"]')) radio.addEventListener("change", () => { state.at = null; state.map = null; draw(); refresh(); });
+  for (const radio of document.querySelectorAll('input[name="heat-by"]')) radio.addEventListener("change", () => { state.chosen = true; state.at = null; state.map = null; draw(); refresh(); });
   new ResizeObserver(() => { if (state.map && Math.abs(element.width / (devicePixelRatio || 1) - element.clientWidth) > 1) draw(); }).observe(element.parentElement);
 }

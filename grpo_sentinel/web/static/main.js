@@ -4,7 +4,7 @@ import { drawAct, startAct } from "./act.js";
 import { byId, make, whenChanged } from "./base.js";
 import { drawDevices } from "./devices.js";
 import { drawFindings } from "./findings.js";
-import { draw as drawHeat, heatBy, refreshHeat, startHeat } from "./heat.js";
+import { chooseHeat, draw as drawHeat, heatBy, refreshHeat, startHeat } from "./heat.js";
 import { drawHealth, refreshAbstaining } from "./health.js";
 import { refreshIncidents } from "./incidents.js";
 import { startKeys } from "./keys.js";
@@ -25,7 +25,7 @@ function drawRuns(news) {
 
 function receive(news) {
   for (const part of [drawRuns, drawVerdict, drawAct, drawFindings, drawRanks, drawDevices, drawHealth]) part(news);
-  if (news.run_id !== run) { run = news.run_id; look(); }
+  if (news.run_id !== run) { run = news.run_id; chooseHeat(news.ranks.length); look(); }
 }
 
 // The map over steps shows the signal of the chart; the one over signals need not wait for it.

@@ -71,7 +71,9 @@ export class Plot {
     context.lineWidth = 1.5 * ratio;
     context.font = `${11 * ratio}px system-ui, sans-serif`;
     let free = -Infinity;
-    for (const mark of [...this.marks].sort((a, b) => a.step - b.step)) {
+    const first = new Map(); // of several findings at one step the first is drawn: they come with the worst in front
+    for (const mark of this.marks) if (!first.has(mark.step)) first.set(mark.step, mark);
+    for (const mark of [...first.values()].sort((a, b) => a.step - b.step)) {
       const x = plot.valToPos(mark.step, "x", true);
       if (!inside(x)) continue;
       context.strokeStyle = context.fillStyle = colour(mark.severity);
