@@ -124,7 +124,7 @@ def supervise(
                 terminal.look()
                 if sidecar is not None:
                     sidecar.look()
-        told(max(0, -process.returncode), "command")
+        told(max(0, -process.returncode), "command", max(0, process.returncode))
         if sidecar is not None:
             _linger(config.launch.linger_seconds if sidecar.running else 0.0, signals)
             sidecar.end()
@@ -136,11 +136,11 @@ def supervise(
     return halted_exit_code if halted and code == 0 else code
 
 
-def _note_end(root: Path | None, run_id: str, pid: int, number: int, by: str) -> None:
+def _note_end(root: Path | None, run_id: str, pid: int, number: int, by: str, code: int = 0) -> None:
     """Write into the run's directories that a signal is passed on, or how the command ended: no rank dies of that."""
     for directory in run_directories([root]) if root is not None else ():
         if belongs_to(directory, run_id):
-            write_ended(directory, number, by, pid)
+            write_ended(directory, number, by, pid, code)
 
 
 def _own_group() -> None:

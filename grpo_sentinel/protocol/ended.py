@@ -3,7 +3,8 @@
 {"signal": 15, "by": "launcher", "pid": 4711, "wall_ns": 1893456000000000000}
 
     launcher    `launch` is about to pass the signal on to the command with this pid: explains deaths that follow
-    command     how the command with this pid ended, signal 0 for an exit code: the last word about that process
+    command     how the command with this pid ended, by a signal or with a code: the last word about that process; code
+                0 of a launcher explains ranks that went without a word just before
     interrupt   Ctrl-C reached the rank with this pid: explains deaths that follow
 
 SIGKILL, SIGSEGV and the like explain nothing, also when a signal was passed on before.
@@ -38,15 +39,18 @@ class Ended:
     by: str  # launcher | command | interrupt
     pid: int
     wall_ns: int
+    code: int = 0  # exit code, where no signal ended it
 
     def words(self, step: int) -> str:
         """Say it, as the detail of a closed segment."""
+        if not self.signal:
+            return f"ended with exit code {self.code} at step {step}"
         return f"ended by signal {self.signal} {_WORDS.get(self.by, self.by)} at step {step}"
 
 
-def write_ended(directory: Path, number: int, by: str, pid: int) -> None:
+def write_ended(directory: Path, number: int, by: str, pid: int, code: int = 0) -> None:
     """Add a note; safe in a signal handler of Python. Never raises: without a note the death is reported as one."""
-    line = json.dumps(asdict(Ended(signal=int(number), by=by, pid=pid, wall_ns=time.time_ns()))) + "\n"
+    line = json.dumps(asdict(Ended(signal=int(number), by=by, pid=pid, wall_ns=time.time_ns(), code=code))) + "\n"
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(directory / ENDED_NAME, flags, 0o600)
@@ -70,7 +74,13 @@ def read_ended(directory: Path) -> list[Ended]:
 def _parse(line: str) -> Ended | None:
     try:
         body = json.loads(line)
-        return Ended(signal=int(body["signal"]), by=str(body["by"]), pid=int(body["pid"]), wall_ns=int(body["wall_ns"]))
+        return Ended(
+            signal=int(body["signal"]),
+            by=str(body["by"]),
+            pid=int(body["pid"]),
+            wall_ns=int(body["wall_ns"]),
+            code=int(body.get("code", 0)),
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -89,7 +99,9 @@ def explain(
         return None
     passed_on = next((note for note in notes if note.by != "command" and _fits(note, lost_ns, heartbeat_ns)), None)
     if passed_on is None:
-        return last_word if last_word is not None and last_word.signal else None
+        if last_word is not None:
+            return last_word if last_word.signal or not last_word.code else None
+        return next((note for note in notes if note.by == "command" and not note.signal and not note.code), None)
     if waiting and last_word is None and passed_on.by == "launcher" and passed_on.pid == identity.pid:
         return None
     return passed_on

@@ -28,7 +28,7 @@ class Launched:
         config.write_text(json.dumps(body))
         self.tmp_path = tmp_path
         self.launch = started.cli("launch", "--config", config, "--run-id", "run", "--", *arguments)
-        until(lambda: directory_of("run").is_dir() and self._reader() is not None, what="the trainer to attach")
+        until(lambda: directory_of("run").is_dir() and self._reader() is not None, 60.0, what="the trainer to attach")
         until(lambda: (directory_of("run") / "daemon.json").exists(), what="the sidecar to take the run up")
         reader = self._reader()
         assert reader is not None
@@ -72,6 +72,7 @@ def test_a_signal_that_launch_passed_on_is_a_note_and_no_incident(
     assert run.bundles() == []
 
 
+@pytest.mark.slow
 def test_a_signal_that_somebody_sent_to_the_command_itself_is_a_note_too(started: Started, tmp_path: Path) -> None:
     run = Launched(started, tmp_path, sys.executable, FAKE)
     os.kill(run.pid, signal.SIGTERM)
@@ -104,3 +105,42 @@ def test_a_kill_after_a_signal_that_the_trainer_outlived_stays_critical(started:
     os.kill(run.pid, signal.SIGKILL)
     assert run.end()[0] == 137
     assert run.findings()["rank_dead"].severity is Severity.CRITICAL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "dead"), [(0, False), (1, True)])
+def test_a_process_that_leaves_without_a_word_is_dead_unless_its_exit_code_says_that_all_was_well(
+    started: Started, tmp_path: Path, code: int, dead: bool
+) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import os, runpy, sys, threading, time\n"
+        "def leave():\n"
+        f"    while not os.path.exists({str(tmp_path / 'leave')!r}):\n"
+        "        time.sleep(0.01)\n"
+        f"    os._exit({code})\n"
+        "threading.Thread(target=leave).start()\n"
+        f"sys.argv = ['x']; runpy.run_path({str(FAKE)!r}, run_name='__main__')\n"
+    )
+    run = Launched(started, tmp_path, sys.executable, script)
+    (tmp_path / "leave").touch()
+    assert run.end()[0] == code
+    assert ("rank_dead" in run.findings()) is dead
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_two_real_ranks_under_torchrun_that_somebody_ends_are_not_dead(
+    started: Started, tmp_path: Path, number: signal.Signals
+) -> None:
+    pytest.importorskip("torch")
+    loop = Path(__file__).parents[1] / "capture" / "two_ranks_loop.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    run = Launched(started, tmp_path, *torchrun, loop, tmp_path / "out")
+    run.launch.send_signal(number)
+    run.end()
+    found = run.findings()
+    assert "rank_dead" not in found, found
+    assert "run_ended_by_signal" in found
+    assert run.bundles() == []
