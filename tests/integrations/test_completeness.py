@@ -13,7 +13,7 @@ from ranks import Scenarios
 
 from grpo_sentinel.catalog import SIGNALS, split_name
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
 NEEDS = {
     "data.unk_ratio": "a tokenizer with an unknown token",
