@@ -95,10 +95,11 @@ class Mechanism:
     config: dict[str, Any] = field(default_factory=dict)  # of the run: beta, iterations, learning_rate, ...
     ends: bool = False  # the process dies of it
     timeout: float = 90.0
+    undecidable_rank: bool = False  # two replicas differ in finite values: nobody can say which is right
 
     def kind_rank(self, trainer: str) -> int | None:
         """Rank that a finding has to name in this trainer; None where there is only one, or all are spoiled."""
-        return self.rank if trainer in (LOOP2, TRL2) else None
+        return self.rank if trainer in (LOOP2, TRL2) and not self.undecidable_rank else None
 
 
 NAN, INF = math.nan, math.inf

@@ -90,7 +90,7 @@ def _skipped(fault: Fault) -> None:
 
 
 def _no_effect(fault: Fault) -> None:
-    """The optimizer steps a copy: what trains is not what is used."""
+    """The update goes to a copy: what is trained is not what is used."""
 
     def keep(optimizer: Any) -> None:
         fault.memory["weights"] = [p.detach().clone() for _, p in fault.run.named_parameters()]
@@ -103,15 +103,7 @@ def _no_effect(fault: Fault) -> None:
                 parameter.copy_(old)
 
     fault.at("update", keep)
-    original = fault.run.optimizer.step
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if fault.acts():
-            put_back(None)
-        return result
-
-    fault.run.optimizer.step = step
+    fault.at("updated", put_back)
 
 
 def _unheld(fault: Fault) -> None:
@@ -124,15 +116,10 @@ def _unheld(fault: Fault) -> None:
 
 def _replaced(fault: Fault) -> None:
     """The model's head is replaced after the optimizer was built (resized embedding): the old one is trained."""
+    import torch
 
-    def swap(_: Any) -> None:
-        import torch
-
-        if fault.since == 0:
-            head = fault.run.policy.lm_head
-            head.weight = torch.nn.Parameter(head.weight.detach().clone())
-
-    fault.at("step", swap)
+    head = fault.run.policy.lm_head
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())
 
 
 def _drift(fault: Fault) -> None:
@@ -183,19 +170,19 @@ ROWS = [
     Mechanism(name="weight_nan", layer="optimizer", what="one weight is NaN after an update, on all ranks", severity=HARD, inject=_weight(NAN),
               roots=("optimizer",), trainers=(LOOP2, TRL1), start=20, lasts=1, steps=40),
     Mechanism(name="weight_of_one_rank", layer="optimizer", what="one weight of rank 1 is changed: replicas part silently", severity=HARD,
-              inject=_weight(0.5), roots=("optimizer",), trainers=(LOOP2,), rank=1, start=20, lasts=1, steps=40),
+              inject=_weight(0.5), roots=("optimizer",), trainers=(LOOP2,), rank=1, start=20, lasts=1, steps=40, undecidable_rank=True),
     Mechanism(name="replica_drifts", layer="optimizer", what="the weights of rank 1 drift by 0.1 percent a step", severity=HARD, inject=_drift,
-              roots=("optimizer",), trainers=(LOOP2,), rank=1, start=20, steps=40),
+              roots=("optimizer",), trainers=(LOOP2,), rank=1, start=20, steps=40, undecidable_rank=True),
     Mechanism(name="weights_spoiled", layer="optimizer", what="noise of a third of its spread on every weight: a bad restore", inject=_weights_noise,
               roots=("optimizer", "policy"), lasts=1, steps=70),
-    Mechanism(name="updates_not_applied", layer="optimizer", what="the optimizer is not called any more", inject=_skipped, severity=HARD,
+    Mechanism(name="updates_not_applied", layer="optimizer", what="the optimizer is not called any more", inject=_skipped,
               roots=("optimizer",), trainers=(LOOP1,), start=20, steps=40),
-    Mechanism(name="updates_without_effect", layer="optimizer", what="the update is made on a copy and lost", inject=_no_effect, severity=HARD,
+    Mechanism(name="updates_without_effect", layer="optimizer", what="the update is made on a copy and lost", inject=_no_effect,
               roots=("optimizer",), start=20, steps=40),
     Mechanism(name="parameters_unheld", layer="optimizer", what="the optimizer holds the last four tensors only", inject=_unheld,
               roots=("optimizer",), start=20, steps=40),
     Mechanism(name="parameters_replaced", layer="optimizer", what="the head is replaced, the optimizer trains the old one", inject=_replaced,
-              roots=("optimizer", "gradient"), start=20, steps=50),
+              roots=("optimizer", "gradient"), start=1, steps=30),
     Mechanism(name="bf16_swallows_updates", layer="optimizer", what="bf16 weights, a rate too small to move them", inject=lambda fault: None,
               roots=("optimizer",), severity=SUBTLE, start=1, steps=60, config={"bf16": True, "learning_rate": 1e-6, "warmup": 0}),
 ]  # fmt: skip

@@ -1,12 +1,14 @@
 """Judge a run: what the sentinel found against what was done, with the same seed's healthy twin as control.
 
 A rule that also fires in the healthy twin (same trainer, configuration and seed, no fault) proves nothing and does not
-count. Of what remains, told at or after the fault's first step:
+count. Of what remains, told at or after the fault's first step (or after its moment: a rank that dies before it has said
+anything of a step was last seen in the step before):
 
 - `detected`: a finding of warning or critical; for mechanisms marked subtle a note is enough.
 - `delay`: steps from the fault's first to the first such finding.
 - `right_layer`: the root of the gravest incident, as the sentinel orders them, lies in a layer of the mechanism's list.
-- `right_rank`: that root names the spoiled rank alone; None where there is one rank or all are spoiled.
+- `right_rank`: that root names the spoiled rank alone; None where there is one rank, all are spoiled, or two replicas
+  differ in finite values and nobody can say which is right.
 - `poisoned`: checkpoints of the run that hold a non-finite weight.
 """
 
@@ -27,17 +29,19 @@ def judge(row: Mechanism, result: Mapping[str, Any], twin: Mapping[str, Any] | N
     """Score one watched run."""
     start = result["fault"]["step"] if result["fault"] else row.start
     usual = {finding["rule"] for finding in twin["findings"]} if twin else set()
-    told = [f for f in result["findings"] if f["step"] >= start and f["rule"] not in usual]
+    since_ns = result["fault"]["wall_ns"] if result["fault"] else 0
+    after = [f for f in result["findings"] if f["step"] >= start or (since_ns and f["wall_ns"] >= since_ns)]
+    told = [f for f in after if f["rule"] not in usual]
     told = [f for f in told if not (f["layer"] == "sentinel" and f["severity"] == "note")]
     least = 0 if row.severity == SUBTLE else 1
     counting = [f for f in told if _GRAVITY[f["severity"]] >= least]
     root = root_of(told) if counting else None
     expected = row.kind_rank(result["trainer"])
     first = min((f["step"] for f in counting), default=None)
-    early = [f for f in result["findings"] if f["step"] < start and f["severity"] != "note"]
+    early = [f for f in result["findings"] if f not in after and f["severity"] != "note"]
     return {
         "mechanism": row.name, "layer": row.layer, "trainer": result["trainer"], "seed": result["seed"], "kind": row.severity,
-        "slow": row.slow, "what": row.what, "start": start, "detected": bool(counting), "delay": None if first is None else first - start,
+        "slow": row.slow, "what": row.what, "start": start, "detected": bool(counting), "delay": None if first is None else max(0, first - start),
         "first_rule": next((f["rule"] for f in sorted(counting, key=lambda f: (f["step"], f["wall_ns"]))), None),
         "root_rule": root and root["rule"], "root_layer": root and root["layer"], "right_layer": bool(root and root["layer"] in row.roots),
         "expected_layers": list(row.roots), "rank": expected, "root_ranks": root["ranks"] if root else None,

@@ -28,7 +28,7 @@ def twin(row: Mechanism, trainer: str) -> Mechanism:
     """The run of the same trainer and configuration without a fault; rows of equal settings share it."""
     own = {} if row.name == "bf16_swallows_updates" else {name: row.config[name] for name in sorted(row.config)}
     suffix = "".join(f"-{name}{value}" for name, value in own.items())
-    alike = [other for other in ROWS if trainer in other.trainers and (other.config == row.config or not own)]
+    alike = [other for other in ROWS if trainer in other.trainers and not other.ends and (other.config == row.config or not own)]
     longest = max((other.steps for other in alike), default=80)
     return Mechanism(
         name=f"healthy_twin{suffix}", layer="", what="no fault", inject=lambda fault: None, roots=(), trainers=(trainer,),
