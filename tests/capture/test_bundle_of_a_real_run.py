@@ -111,7 +111,13 @@ def test_a_fixed_loss_does_not_reproduce_it(ruined: Ruined, tmp_path: Path) -> N
     fixed = tmp_path / "fixed_loop.py"
     fixed.write_text(LOOP.read_text().replace('batch["scores"])', 'batch["scores"].clamp(min=0))'))
     done = cli(
-        "reproduce", ruined.bundle.path, "--builder", "fixed_loop:build", "--json", env={"PYTHONPATH": str(tmp_path)}
+        "reproduce",
+        ruined.bundle.path,
+        "--builder",
+        "fixed_loop:build",
+        "--json",
+        timeout=120,
+        env={"PYTHONPATH": str(tmp_path)},
     )
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)

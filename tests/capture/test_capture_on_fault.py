@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 import weakref
 
 import pytest
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from grpo_sentinel.agent.capture import capture as capture_module  # noqa: E402
 from grpo_sentinel.agent.capture.files import BadCapture, read  # noqa: E402
+from grpo_sentinel.agent.core import Outcome  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -155,3 +157,31 @@ def test_the_file_is_plain_safetensors(loop, spoil):
     theirs, (ours, _) = safetensors.load_file(run.files()[0]), run.captured()
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(theirs[name].nan_to_num(), ours[name].nan_to_num()) for name in ours)
+
+
+def test_a_healthy_step_costs_a_few_microseconds(loop):
+    run = loop()
+    batch = {name: torch.zeros(4) for name in "abcdefgh"}
+    loss, outcome, capture = torch.tensor(1.0), Outcome(voted=True), run.agent.capture
+
+    def step(number):
+        run.agent.step = number
+        capture.batch(batch)
+        capture.recent.policy(number, {"loss": loss})
+        capture.due(outcome)
+        capture.next_step()
+        capture.landed(number, {})
+
+    def cost():
+        started = time.thread_time()
+        for number in range(2000):
+            step(number)
+        return (time.thread_time() - started) / 2000
+
+    assert min(cost() for _ in range(5)) < 15e-6
+
+
+def test_inputs_that_are_no_mapping_are_passed_over(loop):
+    run = loop()
+    run.agent.capture.batch([torch.zeros(2)])
+    assert run.agent.capture.recent.batches(run.agent.step) == []

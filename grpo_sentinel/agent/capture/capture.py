@@ -70,7 +70,7 @@ class Capture:
 
     def batch(self, tensors: Mapping[str, Any]) -> None:
         """Note a micro-batch before its forward; begin the trace that is due."""
-        if self._agent.mode is Mode.TRAIN:
+        if self._agent.mode is Mode.TRAIN and hasattr(tensors, "items"):
             self.recent.batch(self._agent.step, tensors)
             if self._trace is not None and not self._trace.running:
                 self._begin_trace(tensors)

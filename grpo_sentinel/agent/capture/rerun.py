@@ -163,6 +163,8 @@ def _load_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], f
     with torch.no_grad():
         named = {plain_name(name): local(parameter) for name, parameter in model.named_parameters()}
         lost = [name for name, weight in saved.items() if name not in named or named[name].shape != weight.shape]
+        if lost and int(facts.get("world", 1)) > 1:
+            return "the builder's, for the captured ones are shards of one rank"
         if lost:
             raise CannotRun(f"the builder's model has no {lost[0]} of shape {list(saved[lost[0]].shape)} as captured")
         for name, weight in saved.items():
