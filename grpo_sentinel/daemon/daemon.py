@@ -29,7 +29,7 @@ from grpo_sentinel.daemon.health import Health
 from grpo_sentinel.daemon.incident_views import IncidentViews
 from grpo_sentinel.daemon.pins import Pins
 from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories, state_dir
-from grpo_sentinel.daemon.resume import begun, resume
+from grpo_sentinel.daemon.resume import begun, inherit, parent_of, resume
 from grpo_sentinel.daemon.tidy import tidy
 from grpo_sentinel.daemon.watch import RunWatch, unbounded
 from grpo_sentinel.errors import HistoryError, SentinelError
@@ -332,6 +332,7 @@ class Daemon:
         context: dict[str, object] = {}
         try:
             since = begun(claim.directory, self._clock)
+            inherit(engine, self._sinks.history_path, parent_of(claim.directory, self._clock))
             cursors, context = resume(engine, self._sinks.history_path, run_id, since_wall_ns=since)
         except HistoryError as error:
             self.say("history", f"{error}; detectors of run {run_id} start anew")

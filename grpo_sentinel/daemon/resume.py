@@ -55,6 +55,31 @@ def resume(
         return reader.cursors(run_id), dict(run.context)
 
 
+def inherit(engine: Engine, history: Path, parent_run_id: str, steps: int = REPLAY_STEPS) -> bool:
+    """Give `engine` the baselines of the run that its own was resumed from; tells whether the history knows that run.
+
+    What fired there stays there. Raises `HistoryError` when the history cannot be read.
+    """
+    if not parent_run_id or not history.exists():
+        return False
+    with _opened(history) as reader:
+        known = reader.run(parent_run_id) is not None
+    if known:
+        resume(engine, history, parent_run_id, steps)
+        engine.keep_baselines()
+    return known
+
+
+def parent_of(directory: Path, clock: Clock) -> str:
+    """Give the run that the ranks of a run say they were resumed from; "" when none says so."""
+    collector = RankCollector(directory, clock)
+    try:
+        named = (status.identity.parent_run_id for status in collector.poll().ranks.values())
+        return next((name for name in named if name and name != directory.name), "")
+    finally:
+        collector.close()
+
+
 def begun(directory: Path, clock: Clock) -> int:
     """Give when the ranks of a run that live now attached, in wall ns; 0 when none lives."""
     collector = RankCollector(directory, clock)
@@ -96,4 +121,4 @@ def _merged(events: Iterable[EventRecord], whole: Iterable[Frame]) -> Iterator[E
     yield from waiting
 
 
-__all__ = ["REPLAY_STEPS", "HistoryError", "begun", "resume"]
+__all__ = ["REPLAY_STEPS", "HistoryError", "begun", "inherit", "parent_of", "resume"]

@@ -79,6 +79,19 @@ class Engine:
         self._step = 0
         return gone
 
+    def keep_baselines(self) -> None:
+        """Go on as another run that was resumed from this one: levels are kept, findings and evidence are not."""
+        for key, tracker in list(self._trackers.items()):
+            if _counts_faults(tracker.rule.detect):
+                del self._trackers[key]
+            else:
+                tracker.rest()
+        for board in self._boards.values():
+            board.clear()
+        self._roots = RootCause(rule.name for rule in self._given if rule.bound)
+        self._attribution = Attribution()
+        self._step = 0
+
     def frame(self, frame: Frame) -> list[Finding]:
         """Judge one step of all ranks."""
         if not frame.ranks:
@@ -356,6 +369,13 @@ def _labels_for(signals: Iterable[str], labels: Mapping[str, set[str]]) -> list[
     if not bases:
         return [""]
     return sorted(set().union(*(labels.get(base, set()) for base in bases)))
+
+
+def _counts_faults(spec: Any) -> bool:
+    """Does a detector remember faults themselves, not the levels that tell them?"""
+    if isinstance(spec, Mapping):
+        return spec.get("kind") in ("count", "recent", "share") or any(map(_counts_faults, spec.values()))
+    return isinstance(spec, list) and any(map(_counts_faults, spec))
 
 
 def _whole(value: object, otherwise: int) -> int:

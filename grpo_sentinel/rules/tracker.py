@@ -78,6 +78,12 @@ class Tracker:
         ranges: tuple[tuple[str, float, float], ...] = getattr(self._detector, "calm", lambda: ())()
         return ranges
 
+    def rest(self) -> None:
+        """Forget what was bad, keep what was learned."""
+        self._bits = self._clear = self._quiet_until = 0
+        self.finding = None
+        self.verdict = FINE
+
     def blames(self, row_get: Get) -> bool:
         """Would one rank's own values alone be bad? False for detectors with memory."""
         judge = getattr(self._detector, "blames", None)
