@@ -38,6 +38,7 @@ from grpo_sentinel.web.answers import Refused, Strict, integer
 from grpo_sentinel.web.bodies import pick, status_body
 from grpo_sentinel.web.explore import Explore
 from grpo_sentinel.web.guard import Guard
+from grpo_sentinel.web.past import Past
 from grpo_sentinel.web.state import WebState
 from grpo_sentinel.web.stream import Stream
 
@@ -52,7 +53,8 @@ MAX_FINDINGS = 500
 
 def build_app(state: WebState) -> Starlette:
     """Make the ASGI application; setting `app.state.stopping` ends the streams."""
-    api, explore, stopping = Api(state), Explore(state), threading.Event()
+    past, stopping = Past(state), threading.Event()
+    api, explore = Api(state), Explore(state, past)
     files = _static_files()
 
     def static(request: Request) -> Response:
@@ -77,7 +79,7 @@ def build_app(state: WebState) -> Starlette:
         Route("/api/v1/runs", api.runs),
         Route("/api/v1/events", api.events),
         Route("/api/v1/history", api.history),
-        Route("/api/v1/stream", Stream(state, stopping.is_set)),
+        Route("/api/v1/stream", Stream(state, past, stopping.is_set)),
         Route("/api/v1/requests", api.request, methods=["POST"]),
         alertmanager_hook.route(state),
     ]

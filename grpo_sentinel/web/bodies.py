@@ -6,7 +6,7 @@ is null. Times are nanoseconds since the epoch, as in the records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grpo_sentinel.catalog import LAYERS, layer_of
@@ -50,12 +50,17 @@ def pick(snapshots: Mapping[str, Snapshot], run_id: str | None) -> Snapshot | No
     return next(iter(snapshots.values()), Snapshot())
 
 
-def summary_body(snapshots: Mapping[str, Snapshot], run_id: str | None, problems: Sequence[str] = ()) -> dict[str, Any]:
-    """Give what the page shows at a glance; small, because it is sent about every second."""
-    snapshot = pick(snapshots, run_id) or Snapshot(run_id=run_id or "")
+def summary_body(
+    snapshot: Snapshot, runs: Iterable[str], problems: Sequence[str] = (), *, past: bool = False
+) -> dict[str, Any]:
+    """Give what the page shows at a glance; small, because it is sent about every second.
+
+    `past` says that the run is not watched any more and the snapshot comes from the history.
+    """
     values = KEY_SIGNALS if len(snapshot.ranks) <= MOST_WITH_VALUES else ()
     return {
-        "runs": list(snapshots),
+        "runs": list(runs),
+        "past": past,
         "run_id": snapshot.run_id,
         "node": snapshot.node,
         "wall_ns": snapshot.wall_ns,

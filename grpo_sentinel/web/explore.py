@@ -15,8 +15,8 @@ from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.records import Mode
 from grpo_sentinel.web.answers import Refused, Strict, integer
-from grpo_sentinel.web.bodies import pick
 from grpo_sentinel.web.heat import Heat, by_signal, by_step
+from grpo_sentinel.web.past import Past
 from grpo_sentinel.web.state import WebState
 
 MOST_RANKS = 256
@@ -34,15 +34,16 @@ _END = 2**62
 class Explore:
     """The endpoints."""
 
-    def __init__(self, state: WebState) -> None:
+    def __init__(self, state: WebState, past: Past) -> None:
         self._state = state
+        self._past = past
 
     def heat(self, request: Request) -> Response:
         """Give the heat map; `by=signal` of the newest values, `by=step` of one signal over steps."""
         query = request.query_params
-        snapshot = pick(self._state.snapshots(), query.get("run"))
+        snapshot, _ = self._past.find(query.get("run"))
         if snapshot is None:
-            raise Refused(404, f"run {query.get('run')!r} is not watched here")
+            raise Refused(404, f"run {query.get('run')!r} is neither watched here nor in the history")
         ranks = sorted(snapshot.ranks)[:MOST_RANKS]
         if query.get("by", "signal") == "signal":
             return Strict(plain(by_signal({rank: snapshot.ranks[rank].values for rank in ranks})))

@@ -11,11 +11,14 @@ import json
 import time
 from collections.abc import Callable
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from grpo_sentinel.views import Snapshot
 from grpo_sentinel.web.bodies import summary_body
+from grpo_sentinel.web.past import Past
 from grpo_sentinel.web.state import WebState
 
 PERIOD_SECONDS = 0.5
@@ -28,8 +31,9 @@ _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-b
 class Stream:
     """ASGI endpoint of /api/v1/stream."""
 
-    def __init__(self, state: WebState, stopping: Callable[[], bool]) -> None:
+    def __init__(self, state: WebState, past: Past, stopping: Callable[[], bool]) -> None:
         self._state = state
+        self._past = past
         self._stopping = stopping
         self._encoded: dict[str, tuple[float, str]] = {}  # run id -> when, text: made once for all readers
         self.readers = 0
@@ -55,7 +59,7 @@ class Stream:
     async def _follow(self, run_id: str, gone: asyncio.Future[None], send: Send) -> None:
         last, sent = "", time.monotonic()
         while not gone.done() and not self._stopping():
-            text = self._summary(run_id)
+            text = await run_in_threadpool(self._summary, run_id)  # a past run is read from disk
             now = time.monotonic()
             if text != last or now - sent >= KEEP_ALIVE_SECONDS:
                 block = f"event: summary\ndata: {text}\n\n" if text != last else ": still here\n\n"
@@ -69,7 +73,9 @@ class Stream:
         now = time.monotonic()
         made, text = self._encoded.get(run_id, (0.0, ""))
         if not text or now - made >= PERIOD_SECONDS:
-            body = summary_body(self._state.snapshots(), run_id, self._state.problems())
+            snapshot, past = self._past.find(run_id)
+            shown = snapshot or Snapshot(run_id=run_id)
+            body = summary_body(shown, self._state.snapshots(), self._state.problems(), past=past)
             text = json.dumps(body, allow_nan=False, separators=(",", ":"))
             if len(self._encoded) >= MAX_READERS:
                 self._encoded.clear()

@@ -95,6 +95,7 @@ def test_a_group_with_a_nan_is_not_finite_and_no_steps_give_an_empty_map() -> No
 
 def test_the_map_of_many_ranks_reads_a_bounded_part_of_a_long_run_and_says_so(tmp_path, monkeypatch) -> None:
     from grpo_sentinel.web import explore
+    from grpo_sentinel.web.past import Past
     from grpo_sentinel.web.state import WebState
 
     monkeypatch.setattr(explore, "MOST_GROUPS", 8)
@@ -112,7 +113,7 @@ def test_the_map_of_many_ranks_reads_a_bounded_part_of_a_long_run_and_says_so(tm
 
     def asked(**query: str) -> dict:
         request = SimpleNamespace(query_params={"by": "step", "signal": "policy.loss", "columns": "16", **query})
-        return json.loads(explore.Explore(state).heat(request).body)
+        return json.loads(explore.Explore(state, Past(state)).heat(request).body)
 
     heat = asked()
     assert heat["columns"][0] > 800

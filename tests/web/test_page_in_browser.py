@@ -339,6 +339,28 @@ def test_a_lost_sidecar_is_said_and_found_again(browser: Any, shown: Shown) -> N
 
 
 @pytest.mark.slow
+def test_a_run_that_is_not_watched_any_more_is_read_from_the_history(browser: Any, shown: Shown) -> None:
+    other = Snapshot(run_id="other", wall_ns=shown.snapshot.wall_ns)
+    with shown.served(snapshots=lambda: {"other": other}) as server:
+        tab = Tab(browser, server.url)
+        page = tab.page
+        page.goto(server.url)
+        until(lambda: "No rank has been seen yet" in page.inner_text("#verdict-title"), "the watched run is shown")
+        page.wait_for_selector(f"#run optgroup option[value='{RUN}']", state="attached")
+        page.select_option("#run", RUN)
+        page.wait_for_selector("#chart[data-last='400']")
+        assert page.inner_text("#verdict-title") == "The gradient of step 300 is not finite"
+        assert "not watched now" in page.inner_text("#notes")
+        assert page.inner_text("#ranks-title") == "Ranks: 8 unknown", "nobody looks, so nobody is called alive"
+        assert page.is_disabled("#ask-halt")
+        page.wait_for_selector("#heat[data-furthest='5']")
+        page.select_option("#run", "other")
+        until(lambda: "No rank has been seen yet" in page.inner_text("#verdict-title"), "and back")
+        assert tab.complaints == []
+        tab.close()
+
+
+@pytest.mark.slow
 def test_a_real_run_is_read_and_halted_from_the_page(browser: Any, started: Any, tmp_path: Path) -> None:
     state, trainer = tmp_path / "state", Path(__file__).with_name("many_ranks.py")
     config = tmp_path / "sentinel.yaml"

@@ -50,7 +50,7 @@ export function haltText(halt) {
 export function drawAct(news) {
   const text = haltText(news.halt);
   if (text && byId("halt-state").textContent !== text) byId("halt-state").textContent = text;
-  const living = news.ranks.some((rank) => rank.liveness === "alive" || rank.liveness === "unknown");
+  const living = !news.past && news.ranks.some((rank) => rank.liveness === "alive" || rank.liveness === "unknown");
   for (const id of ["ask-checkpoint", "ask-halt"]) byId(id).disabled = !living;
   if (!text) byId("halt-state").textContent = living ? "" : "No rank is alive that could be asked.";
 }

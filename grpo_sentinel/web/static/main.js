@@ -8,19 +8,27 @@ import { chooseHeat, draw as drawHeat, heatBy, refreshHeat, startHeat } from "./
 import { drawHealth, refreshAbstaining } from "./health.js";
 import { refreshIncidents } from "./incidents.js";
 import { startKeys } from "./keys.js";
-import { live, otherRun, stay } from "./net.js";
+import { get, live, otherRun, stay } from "./net.js";
 import { drawRanks } from "./ranks.js";
 import { chosen, refreshSignals, search, showSignal, startSignals } from "./signals.js";
 import { drawVerdict } from "./verdict.js";
 
-const LOOK_MS = 5000, SHARE = 20, MOST_MS = 60000; // looking costs the sidecar at most a twentieth of the time
+const LOOK_MS = 5000, SHARE = 20, MOST_MS = 60000, RUNS_MS = 30000; // looking costs the sidecar at most a twentieth of the time
 let run = null;
 
+// Runs that are watched, and below them those that the history still knows.
+let known = [], askedAt = 0;
 function drawRuns(news) {
-  const runs = news.runs.length ? news.runs : [""];
-  whenChanged("runs", runs, () => byId("run").replaceChildren(...runs.map((name) => { const one = make("option", name || "none yet"); one.value = name; return one; })));
+  const past = [...new Set([...(news.past ? [news.run_id] : []), ...known])].filter((name) => !news.runs.includes(name));
+  const option = (name) => { const one = make("option", name); one.value = name; return one; };
+  whenChanged("runs", [news.runs, past], () => {
+    const group = make("optgroup", null, "", ...past.map(option));
+    group.label = "not watched now";
+    byId("run").replaceChildren(...(news.runs.length ? news.runs.map(option) : [Object.assign(make("option", "none is watched"), { value: "" })]), ...(past.length ? [group] : []));
+  });
   byId("run").value = news.run_id;
   byId("node").textContent = news.node ? `node ${news.node}` : "";
+  if (Date.now() - askedAt > RUNS_MS) { askedAt = Date.now(); get("runs", {}).then(({ runs }) => { known = runs.map((one) => one.run_id); if (live.news) drawRuns(live.news); }).catch(() => {}); }
 }
 
 function receive(news) {

@@ -24,7 +24,7 @@ export function verdict(news) {
   const dead = news.ranks.filter((rank) => rank.liveness === "dead").map((rank) => rank.rank);
   const ended = news.ranks.length > 0 && news.ranks.every((rank) => rank.liveness === "closed");
   const first = roots[0];
-  if (!news.ranks.length) return ["unknown", "No rank has been seen yet", "The sidecar is up and waits for a trainer with the agent attached."];
+  if (!news.ranks.length) return ["unknown", "No rank has been seen yet", "The sidecar is up and waits for a trainer with the agent attached. Runs of the past are in the list of runs above."];
   if (first) {
     const followers = followersOf(first, news.findings).length;
     const others = roots.length - 1;
@@ -38,7 +38,8 @@ export function verdict(news) {
   if (news.layers.every((layer) => layer.state === "unknown")) return ["unknown", "No signal has arrived yet", "Nothing can be said before the first step."];
   const seconds = median(news.ranks.map((rank) => rank.values["time.step_seconds"]));
   const unwatched = news.layers.filter((layer) => layer.state === "unknown").map((layer) => layer.layer);
-  return ["ok", "Nothing is wrong in what is watched",
+  const at = news.past ? ["unknown", "Nothing was wrong when this run was last seen"] : ["ok", "Nothing is wrong in what is watched"];
+  return [...at,
     `${plural(news.ranks.length, "rank")} at step ${Math.max(...news.ranks.map((rank) => rank.step))}` +
     (seconds === undefined ? "" : `, a step takes ${reading("_seconds", seconds)}`) +
     (unwatched.length ? `. Not watched: ${unwatched.join(", ")}.` : ".") +
