@@ -125,6 +125,12 @@ def plain_text(error: object) -> str:
     return _CREDENTIALS.sub("//", " ".join(str(error).split()))[:300]
 
 
+def not_sent(line: Line, error: object) -> dict[str, Any]:
+    """Say that an incident was not taken; the next sidecar tries again."""
+    problem = f"an incident was not sent, the next sidecar tries again: {plain_text(error)}"
+    return {"lost": 1, "reason": "rejected", "incident": line["n"], "problem": problem}
+
+
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Undo the strings that strict JSON needs for NaN and infinities."""
     return {name: float(value) for name, value in values.items()}

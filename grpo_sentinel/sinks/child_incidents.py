@@ -92,6 +92,12 @@ class IncidentWatch:
         """Note under which number a bundle's line is on its way."""
         self._flying[number] = key
 
+    def failed(self, number: int) -> None:
+        """Leave a bundle that was not taken to the next process."""
+        key = self._flying.pop(number, None)
+        if key is not None:
+            self._known.add(key)
+
     def confirmed(self, number: int) -> None:
         """Remember what the tracker has taken, up to a number."""
         for sent in [one for one in self._flying if one <= number]:

@@ -230,6 +230,8 @@ class ChildSink:
             reason = str(answer.get("reason"))
             if reason in self._spool.lost:
                 self._spool.lost[reason] += int(answer["lost"])
+        if "incident" in answer and self._incidents is not None:
+            self._incidents.failed(int(answer["incident"]))
         if "done" in answer:
             before = self._spool.flying
             if self._spool.done(int(answer["done"])):

@@ -20,7 +20,7 @@ from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from grpo_sentinel.sinks.child import Line, Report, TrackerDown, numbers, plain_text
+from grpo_sentinel.sinks.child import Line, Report, TrackerDown, not_sent, numbers, plain_text
 from grpo_sentinel.sinks.tensorboard import tag_of
 
 MAX_METRICS = 1000  # the server refuses more in one request
@@ -78,7 +78,7 @@ class MlflowTracker:
             if os.path.exists(line["path"]) and status not in (400, 403, 404, 413, 422, 501):
                 raise TrackerDown(f"MLflow: {plain_text(error)}") from error
             self._refused = True
-            self._report({"lost": 1, "reason": "rejected", "problem": f"an incident was not sent: {plain_text(error)}"})
+            self._report(not_sent(line, error))
 
     def _log(self, run_id: str, **what: Any) -> None:
         try:

@@ -99,11 +99,9 @@ def sample_rows(snapshots: Iterable[Snapshot], oldest_wall_ns: int, *, gpus: boo
             if key not in newest or newest[key][1].wall_ns < sample.wall_ns:
                 newest[key] = (snapshot.node, sample)
     for node, sample in newest.values():
-        if sample.source == "nvml" and not gpus:  # dcgm-exporter shows them
-            continue
         labels = {"node": node, "source": sample.source, "entity": sample.entity}
         yield DEVICE_UPDATE, labels, sample.wall_ns / 1e9
-        if sample.wall_ns >= oldest_wall_ns:
+        if sample.wall_ns >= oldest_wall_ns and (gpus or sample.source != "nvml"):  # else dcgm-exporter shows them
             who = "uuid" if sample.source == "nvml" else "entity"
             yield from _device_rows({"node": node, **sample.labels, who: sample.entity}, sample)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import wandb
 
-from grpo_sentinel.sinks.child import Line, Report, numbers, plain_text
+from grpo_sentinel.sinks.child import Line, Report, not_sent, numbers, plain_text
 from grpo_sentinel.sinks.tensorboard import tag_of
 
 MAX_RUNS = 8  # open at once
@@ -65,8 +65,8 @@ class WandbTracker:
             add = artifact.add_dir if os.path.isdir(line["path"]) else artifact.add_file  # a folder or a tar.gz
             add(line["path"])
             run.log_artifact(artifact)
-        except (OSError, ValueError) as error:  # the bundle has just been replaced or deleted, or its name is refused
-            self._report({"lost": 1, "reason": "rejected", "problem": f"an incident was not sent: {plain_text(error)}"})
+        except Exception as error:  # noqa: BLE001 - no server, no permission, a bundle that is just being replaced
+            self._report(not_sent(line, error))
 
     def _tell(self, run: Any, finding: Line) -> None:
         ranks = ", ".join(map(str, finding["ranks"])) or "not known"

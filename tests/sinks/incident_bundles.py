@@ -30,8 +30,8 @@ class Bundles:
         firing = finding(name, finding_id=name, wall_ns=self.clock.wall_ns())
         snapshot = replace(batch(record(1)).snapshot, findings=(firing,))
         self.recorder.update(snapshot, (firing,))
-        (folder,) = [path.name for path in self.recorder.root.iterdir() if not path.name.startswith(".")]
-        return folder
+        folders = [path for path in self.recorder.root.iterdir() if not path.name.startswith(".")]
+        return max(folders, key=lambda path: path.stat().st_mtime_ns).name
 
     def close(self) -> None:
         """Let the run end: the bundle is written for the last time."""

@@ -58,6 +58,15 @@ def test_a_finding_is_an_alert_for_each_of_its_ranks_with_the_labels_of_the_rule
     assert (seconds(alerts[0]["startsAt"]), seconds(alerts[0]["endsAt"])) == (0, 240)
 
 
+def test_labels_of_the_configuration_stand_on_every_alert_and_cannot_replace_our_own(server, clock):
+    sink = AlertmanagerSink(AlertmanagerConfig(url=server.url, labels={"cluster": "a", "rule": "other"}), clock)
+    sink.write(shows(ROOT))
+    ((_, _, (alert,)),) = server.requests
+    assert alert["labels"]["cluster"] == "a"
+    assert alert["labels"]["rule"] == "nan_reward"
+    sink.close()
+
+
 def test_it_is_posted_again_before_it_would_end_and_not_in_between(server, sink, clock):
     for _ in range(130):
         sink.write(shows(ROOT))

@@ -54,6 +54,18 @@ def test_one_that_was_not_confirmed_is_sent_by_the_next_sidecar(tmp_path):
     assert take(watch(tmp_path)) == [name]
 
 
+def test_one_that_was_refused_is_not_tried_again_by_this_sidecar_but_by_the_next(tmp_path):
+    bundles = Bundles(tmp_path)
+    name = bundles.open()
+    bundles.close()
+    one = watch(tmp_path)
+    assert take(one, confirm=False) == [name]
+    one.failed(1)
+    one.confirmed(1)
+    assert take(one) == []
+    assert take(watch(tmp_path)) == [name]
+
+
 def test_at_the_end_an_open_one_goes_as_it_stands_and_later_in_full(tmp_path):
     bundles = Bundles(tmp_path)
     name = bundles.open()
@@ -179,3 +191,55 @@ def test_bundles_are_looked_for_now_and_then_only(tmp_path):
     clock.advance(child_process.LOOK_SECONDS)
     sink._add_incidents()
     assert len(sink._spool) == 1
+
+
+@pytest.mark.slow
+def test_a_wandb_server_is_given_the_artifact_and_it_is_remembered(tmp_path, quick, monkeypatch):
+    pytest.importorskip("wandb")
+    from wandb_stand_in import Wandb
+
+    server = Wandb()
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    sink = wandb_sink.make(context(tmp_path, wandb={"exit_seconds": 10}))
+    try:
+        sink.write(batch(record(1)))
+        bundles = Bundles(tmp_path)
+        bundles.open()
+        bundles.close()
+        feed(sink, 2)
+        eventually(lambda: server.artifacts, "the artifact reached the server", 60)
+        assert server.artifacts[0]["input"]["artifactTypeName"] == "incident"
+        sink.close()
+        (recorded,) = (tmp_path / "sinks").glob("wandb-incidents.txt")
+        assert len(recorded.read_text().splitlines()) == 2  # when it began, and the one that was taken
+    finally:
+        sink.close()
+        server.close()
+
+
+@pytest.mark.slow
+def test_a_wandb_server_that_hangs_leaves_the_artifact_to_the_next_sidecar(tmp_path, quick, monkeypatch):
+    pytest.importorskip("wandb")
+    from wandb_stand_in import Wandb
+
+    server = Wandb()
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    sink = wandb_sink.make(context(tmp_path, wandb={"exit_seconds": 6}))
+    try:
+        sink.write(batch(record(1)))
+        feed(sink, 1)
+        server.mode = "hang"
+        bundles = Bundles(tmp_path)
+        bundles.open()
+        bundles.close()
+        sink.write(batch(record(2)))
+        feed(sink, 3)
+        assert "the next sidecar tries again" in sink.problem()
+        assert sink.health()["lost_total[reason=rejected]"] == 1
+        sink.close()
+        assert len((tmp_path / "sinks" / "wandb-incidents.txt").read_text().splitlines()) == 1
+    finally:
+        sink.close()
+        server.close()

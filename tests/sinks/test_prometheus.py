@@ -225,3 +225,14 @@ def test_promtool_finds_nothing_to_complain_about():
         ["promtool", "check", "metrics"], input=rendered(), capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_gpu_series_can_be_left_to_another_exporter_and_the_join_by_uuid_stays():
+    renderer = MetricsRenderer(PrometheusConfig(gpu_metrics=False), ManualClock(wall_ns=WALL_NS))
+    host = sample("node-a", {"device.host_cpu_ratio": 0.5}, source="host", labels={})
+    text = rendered(run(samples={"GPU-1": sample(), "node-a": host}), renderer=renderer)
+    names = {name for name, _ in series(text)}
+    assert not any("_gpu_" in name for name in names)
+    assert "grpo_sentinel_device_host_cpu_ratio" in names
+    where = {"node": "node-a", "source": "nvml", "entity": "GPU-1"}
+    assert value(text, "device_last_update_timestamp_seconds", **where) == WALL_NS / 1e9

@@ -26,6 +26,7 @@ class Wandb:
         self.runs: dict[str, dict] = {}
         self.rows: dict[str, list[dict]] = {}
         self.alerts: list[dict] = []
+        self.artifacts: list[dict] = []
         self.unknown: list[str] = []
         self.release = threading.Event()
         stand_in = self
@@ -121,6 +122,14 @@ class Wandb:
         if "notifyScriptableRunAlert" in query:
             self.alerts.append(variables)
             return {"notifyScriptableRunAlert": {"success": True}}
+        if "query ArtifactType" in query:
+            return {"project": {"artifact": None}}
+        if "createArtifact(" in query:
+            self.artifacts.append(variables)
+            sequence = {"id": "s1", "latestArtifact": {"id": "a1", "versionIndex": 0}}
+            return {"createArtifact": {"artifact": {"id": "a1", "state": "COMMITTED", "artifactSequence": sequence}}}
+        if "useArtifact(" in query:
+            return {"useArtifact": {"artifact": {"id": "a1"}}}
         if "createRunFiles" in query:
             return {"createRunFiles": {"runID": "x", "uploadHeaders": [], "files": []}}
         if "__type" in query:
