@@ -106,7 +106,15 @@ class Step:
                 self.agent.observe_rewards(torch.rand(4, 2), func_names=["a", "b"])
             self.agent.observe_data(completion_ids=ids, completion_mask=torch.ones_like(ids))
             self.agent.observe_policy(
-                logp_BT=logp, mask_BT=torch.ones_like(ids), advantages=torch.randn(4), loss=loss, on_policy=True
+                logp_BT=logp,
+                old_logp_BT=logp - 0.1,
+                ref_logp_BT=logp - 0.2,
+                sampling_logp_BT=logp + 0.1,
+                entropy_BT=-logp,
+                completion_ids_BT=ids,
+                mask_BT=torch.ones_like(ids),
+                advantages=torch.randn(4),
+                loss=loss,
             )
             self.agent.observe_gradients()
             self.agent.updates.before_optimizer(self.optimizer)
@@ -119,17 +127,18 @@ class Step:
 def test_synchronising_calls_per_step_are_three_whatever_the_models_size(syncs, monkeypatch, settings):
     monkeypatch.setattr(Observer, "must_wait", property(lambda self: True))
     counts = {}
-    for layers in (2, 60):
-        step = Step(layers, **settings)
+    for parameters in (10, 1000):
+        step = Step(parameters // 2 - 1, **settings)
+        assert len(list(step.net.parameters())) == parameters
         for _ in range(3):
             step.run(rewards=False)
         syncs.seen.clear()
         step.run(syncs, rewards=False)
-        counts[layers] = sorted(syncs.seen)
+        counts[parameters] = sorted(syncs.seen)
         step.agent.close()
-    assert counts[2] == counts[60]
-    assert counts[60].count("copy") == 2, "the data record before the forward, and one for all the rest a step later"
-    assert len(counts[60]) == 3, f"and one scalar for the gate, nothing else: {counts[60]}"
+    assert counts[10] == counts[1000]
+    assert counts[1000].count("copy") == 2, "the data record before the forward, and one for all the rest a step later"
+    assert len(counts[1000]) == 3, f"and one scalar for the gate, nothing else: {counts[1000]}"
 
 
 def test_a_micro_batch_costs_as_many_calls_however_many_came_before_it_in_the_step():
