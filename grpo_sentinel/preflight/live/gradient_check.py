@@ -26,7 +26,8 @@ from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
 
 _LOSS_SCALE = 65536.0  # where torch.amp.GradScaler begins
 _BF16_STEP = 2.0**-9  # half of the gap between neighbours, relative
-_FAIR = 4.0  # times its fair share before one sample or token is told
+_FAIR = 4.0  # times its fair share before one token is told
+_OUTLIER = 20.0  # times the median sample's norm before one sample is told
 
 
 def check(target: str, options: GradientOptions) -> CheckReport:
@@ -217,7 +218,7 @@ def _carried(
     )
     if count < len(batch.samples):
         found.not_seen.append(f"{len(batch.samples) - count} samples one by one: the time was up (--timeout)")
-    if share > options.most_share and share > _FAIR / count:
+    if share > options.most_share and _stands_out(carriers.norms_B, index):
         found.doubtful("one-sample", f"one of {count} samples carries {share:.0%} of the squared gradient",
                        "look at it: an outlier of length, reward or content; clip per sample, or drop it",
                        examples=(f"{sample.place}: {excerpt(sample.completion, 60)}",))  # fmt: skip
@@ -225,6 +226,12 @@ def _carried(
         found.doubtful("one-token", f"one of {tokens:,} tokens carries {token_share:.0%} of the squared gradient",
                        "a token the policy holds for almost impossible: see special tokens, template, and masks",
                        examples=(f"{batch.samples[row].place}, token {place}: {token} {text!r}",))  # fmt: skip
+
+
+def _stands_out(norms: Sequence[float], index: int) -> bool:
+    """Far above the median of the others that have a gradient: among few samples one carries half of it by chance."""
+    others = sorted(one for place, one in enumerate(norms) if place != index and one > 0)
+    return bool(others) and not norms[index] <= _OUTLIER * others[len(others) // 2]
 
 
 def _range(values: Sequence[float]) -> dict[str, float]:

@@ -73,6 +73,7 @@ def _run(
             "see the weights, the dtype (float16 overflows at 65,504), and what precedes the output layer",
         )  # fmt: skip
         return
+    batch = _affordable(policy, batch, deadline + _SLACK_SECONDS, bool(options.reference))
     own = score(policy, batch)
     rewards = _rewards(batch, options, notes)
     reference = _reference(policy, batch, options, notes)
@@ -91,6 +92,16 @@ def _run(
         compare_engine(notes, policy, batch, own, second, options)
     if not options.second:
         notes.not_seen.append("log-probs of another engine (--second DTYPE, ATTENTION or FILE.jsonl)")
+
+
+def _affordable(policy: Loaded, batch: Batch, until: float, reference: bool) -> Batch:
+    """As many groups as can be looked at until then, by the time that scoring the first one takes; at least one."""
+    began = time.monotonic()
+    score(policy, batch.first(1))
+    passes = 5.5 + reference  # scoring, three for the backward, and padding's few samples
+    each = (time.monotonic() - began) * passes
+    groups = len(batch.samples) // batch.group_size
+    return batch.first(max(1, min(groups, int((until - time.monotonic()) / max(each, 1e-9)))))
 
 
 def _step(

@@ -37,6 +37,14 @@ class Batch:
         """Mask of the completions' own tokens."""
         return self.mask_BT[:, -self.width :]
 
+    def first(self, groups: int) -> Batch:
+        """The first groups of it."""
+        count = groups * self.group_size
+        return replace(
+            self, samples=self.samples[:count], ids_BT=self.ids_BT[:count], mask_BT=self.mask_BT[:count],
+            cut=min(self.cut, count),
+        )  # fmt: skip
+
     def rows(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Parts of at most `size` samples: ids and mask."""
         for start in range(0, len(self.samples), size):
@@ -98,8 +106,9 @@ def generate(
     torch.manual_seed(seed)
     pairs: list[tuple[Sample, list[int], list[int]]] = []
     cut = 0
-    for start in range(0, len(prompts), _PROMPTS_AT_ONCE):
-        part = prompts[start : start + _PROMPTS_AT_ONCE]
+    starts = [0, *range(1, len(prompts), _PROMPTS_AT_ONCE)]  # one prompt alone first: it may be all there is time for
+    for start, end in zip(starts, [*starts[1:], len(prompts)], strict=True):
+        part = prompts[start:end]
         encoded = [(sample, prompt_ids(loaded, sample)) for sample in part]
         layout = lay_out(loaded, [(sample, ids, []) for sample, ids in encoded], 1)
         prompt_BP, mask_BP = layout.ids_BT[:, :-1], layout.mask_BT[:, :-1]
