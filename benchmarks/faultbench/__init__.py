@@ -1,1 +1,1 @@
-"""FaultBench: known faults in real training runs, and what the sentinel and its peers make of them (`make faultbench`)."""
+"""FaultBench: known faults in real training runs, and what the sentinel and its peers make of them."""

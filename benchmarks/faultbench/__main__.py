@@ -31,9 +31,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--report", action="store_true", help="score what is stored, run nothing")
-    parser.add_argument("--healthy", type=int, default=0, metavar="STEPS", help="real healthy steps a configuration; 0 = none")
+    parser.add_argument(
+        "--healthy", type=int, default=0, metavar="STEPS", help="real healthy steps a configuration; 0 = none"
+    )
     parser.add_argument("--only-healthy", default="", help="names of healthy configurations, comma-separated")
-    parser.add_argument("--synthetic", type=int, default=0, metavar="STEPS", help="synthetic healthy steps a source; 0 = none")
+    parser.add_argument(
+        "--synthetic", type=int, default=0, metavar="STEPS", help="synthetic healthy steps a source; 0 = none"
+    )
     parser.add_argument("--no-peers", action="store_true", help="leave out the peers that need runs of their own")
     parser.add_argument("--no-faults", action="store_true", help="only the healthy runs")
     args = parser.parse_args()
@@ -61,10 +65,14 @@ def rules_in_use() -> str:
 def build_assets(out: Path, trl: bool) -> None:
     """Build what the runs train with, in processes of their own: this one must stay clean to fork from."""
     place = out / "assets"
-    code = f"import torch; torch.set_num_threads(1); from pathlib import Path; from benchmarks.faultbench.policy import warmed; warmed(Path({str(place / 'loop.pt')!r}))"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
-    if trl:
-        subprocess.run([sys.executable, "-m", "benchmarks.faultbench.trl_assets", str(place / "trl")], check=True, cwd=REPOSITORY)
+    if not (place / "loop.pt").is_file():
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.faultbench.policy", str(place / "loop.pt")], check=True, cwd=REPOSITORY
+        )
+    if trl and not (place / "trl" / "train.jsonl").is_file():
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.faultbench.trl_assets", str(place / "trl")], check=True, cwd=REPOSITORY
+        )
 
 
 def main() -> int:
@@ -92,17 +100,19 @@ def run(args: argparse.Namespace) -> None:
     build_assets(args.out, trl)
     import torch  # noqa: F401 - imported here so that forked ranks have it
 
-    import grpo_sentinel.integrations.torch_loop
-    from grpo_sentinel.agent import attach  # noqa: F401 - it is imported lazily
     from benchmarks.faultbench import loop  # noqa: F401
+    from grpo_sentinel.agent import attach  # noqa: F401 - it is imported lazily
 
     if trl:
-        import grpo_sentinel.integrations.trl
         from benchmarks.faultbench import trl_run  # noqa: F401
     sidecar = Sidecar(args.out / "state" / f"{time.strftime('%H%M%S')}-{os.getpid()}")
     try:
         runner = Runner(
-            args.out, sidecar, parallel=args.parallel, rules=rules_in_use(), tell=lambda text: print(text, file=sys.stderr, flush=True)
+            args.out,
+            sidecar,
+            parallel=args.parallel,
+            rules=rules_in_use(),
+            tell=lambda text: print(text, file=sys.stderr, flush=True),
         )
         if args.healthy:
             runner.make(healthy.jobs(trainers, args.healthy, args.only_healthy), deadline)
@@ -115,5 +125,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
+    os.environ.update(
+        HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1"
+    )
     sys.exit(main())

@@ -37,9 +37,17 @@ def jobs(trainers: Sequence[str], steps: int, only: str = "") -> Iterator[Job]:
     for name, (kind, config) in CONFIGURATIONS.items():
         if kind in trainers and (not wanted or name in wanted):
             row = Mechanism(
-                name=f"healthy-{name}", layer="", what="healthy", inject=lambda fault: None, roots=(), trainers=(kind,),
-                start=EVER, steps=steps, config={**config, "steps": steps}, timeout=steps * 2.0 + 120,
-            )  # fmt: skip
+                name=f"healthy-{name}",
+                layer="",
+                what="healthy",
+                inject=lambda fault: None,
+                roots=(),
+                trainers=(kind,),
+                start=EVER,
+                steps=steps,
+                config={**config, "steps": steps},
+                timeout=steps * 2.0 + 120,
+            )
             yield Job(mechanism=row, trainer=kind, seed=7)
 
 
@@ -63,6 +71,15 @@ def synthetic(out: Path, steps: int, rules: str) -> None:
                     told.append(finding.finding_id)
                     found[f"{finding.severity.name.lower()} {finding.rule}"] += 1
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps({
-            "source": source, "steps": steps, "rules": rules, "found": dict(found), "cpu_seconds": round(time.process_time() - started, 1),
-        }, indent=1))  # fmt: skip
+        place.write_text(
+            json.dumps(
+                {
+                    "source": source,
+                    "steps": steps,
+                    "rules": rules,
+                    "found": dict(found),
+                    "cpu_seconds": round(time.process_time() - started, 1),
+                },
+                indent=1,
+            )
+        )

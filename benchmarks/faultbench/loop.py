@@ -73,9 +73,11 @@ class Loop:
         self.scorers: dict[str, Any] = {"accuracy": world.accuracy, "shortness": world.shortness}
         self.model: Any = torch.nn.parallel.DistributedDataParallel(self.policy) if self.world > 1 else self.policy
         self.optimizer = torch.optim.AdamW(
-            [p for p in self.policy.parameters() if p.requires_grad], lr=config.learning_rate,
-            weight_decay=config.weight_decay, betas=(0.9, 0.99),
-        )  # fmt: skip
+            [p for p in self.policy.parameters() if p.requires_grad],
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            betas=(0.9, 0.99),
+        )
         self.optimizer.register_step_post_hook(lambda *a: self.sites.pass_through("updated", self.optimizer) and None)
         self.schedule_factor = self._factor
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: self.schedule_factor(done))
@@ -114,13 +116,26 @@ class Loop:
         config = self.config
         if self.attach:
             self.agent = grpo_sentinel.attach(
-                model=self.watched_model, optimizer=self.watched_optimizer, scheduler=self.scheduler,
-                vocab_size=world.VOCAB, pad_id=world.PAD, eos_id=world.EOS, unk_id=world.UNK, group_size=GROUP,
-                num_generations=GROUP, max_grad_norm=config.max_grad_norm, beta=config.beta,
-                num_iterations=config.iterations, epsilon_low=config.epsilon, epsilon_high=config.epsilon,
-                scale_rewards=config.scale_rewards, loss_type="grpo", max_completion_length=world.COMPLETION,
-                max_prompt_length=world.PROMPT, output_dir=str(self.folder),
-            )  # fmt: skip
+                model=self.watched_model,
+                optimizer=self.watched_optimizer,
+                scheduler=self.scheduler,
+                vocab_size=world.VOCAB,
+                pad_id=world.PAD,
+                eos_id=world.EOS,
+                unk_id=world.UNK,
+                group_size=GROUP,
+                num_generations=GROUP,
+                max_grad_norm=config.max_grad_norm,
+                beta=config.beta,
+                num_iterations=config.iterations,
+                epsilon_low=config.epsilon,
+                epsilon_high=config.epsilon,
+                scale_rewards=config.scale_rewards,
+                loss_type="grpo",
+                max_completion_length=world.COMPLETION,
+                max_prompt_length=world.PROMPT,
+                output_dir=str(self.folder),
+            )
         else:
             from grpo_sentinel.agent.null import NullAgent
 
@@ -149,12 +164,17 @@ class Loop:
         with self.agent.phase("forward"):
             loss, logps, entropy = self.loss(batch)
         self.agent.observe_policy(
-            logp_BT=logps, mask_BT=batch["completion_mask"], advantages=batch["advantages"],
-            old_logp_BT=batch["old_per_token_logps"], ref_logp_BT=batch.get("ref_per_token_logps"),
-            sampling_logp_BT=batch["sampling_per_token_logps"], entropy_BT=entropy,
-            completion_ids_BT=batch["completion_ids"], loss=loss.detach(),
+            logp_BT=logps,
+            mask_BT=batch["completion_mask"],
+            advantages=batch["advantages"],
+            old_logp_BT=batch["old_per_token_logps"],
+            ref_logp_BT=batch.get("ref_per_token_logps"),
+            sampling_logp_BT=batch["sampling_per_token_logps"],
+            entropy_BT=entropy,
+            completion_ids_BT=batch["completion_ids"],
+            loss=loss.detach(),
             on_policy=(step - 1) % self.config.iterations == 0,
-        )  # fmt: skip
+        )
         if not math.isfinite(float(loss.detach())):
             self.losses_nonfinite.append(step)  # what a check of the loss on every rank would have seen
         with self.agent.phase("backward"):
@@ -185,9 +205,12 @@ class Loop:
                 self.rollout_policy, ids, mask, temperature=self.temperature, ban_eos=self.ban_eos
             )
         batch: dict[str, Any] = {
-            "prompt_ids": ids, "prompt_mask": mask, "completion_ids": completion, "completion_mask": kept,
+            "prompt_ids": ids,
+            "prompt_mask": mask,
+            "completion_ids": completion,
+            "completion_mask": kept,
             "sampling_per_token_logps": sampled,
-        }  # fmt: skip
+        }
         batch = self.sites.pass_through("rollout", batch)
         rewards, lengths = self.score(prompts, batch)
         batch["advantages"] = self.sites.pass_through("advantages", self.advantages(rewards))

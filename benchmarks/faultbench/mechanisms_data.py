@@ -76,7 +76,12 @@ def _ban_eos(fault: Fault) -> None:
 def _only_eos(batch: dict[str, Any]) -> dict[str, Any]:
     ids, kept = batch["completion_ids"][:, :1].clone(), batch["completion_mask"][:, :1]
     ids[:] = world.EOS
-    return {**batch, "completion_ids": ids, "completion_mask": kept, "sampling_per_token_logps": batch["sampling_per_token_logps"][:, :1]}
+    return {
+        **batch,
+        "completion_ids": ids,
+        "completion_mask": kept,
+        "sampling_per_token_logps": batch["sampling_per_token_logps"][:, :1],
+    }
 
 
 def _mixed(fault: Fault) -> None:
@@ -97,7 +102,9 @@ def _same_prompt(fault: Fault) -> None:
 
 def _unknown(fault: Fault) -> None:
     def blur(rows: list[Any]) -> list[Any]:
-        return [([world.UNK if token in world.DIGITS else token for token in prompt], wanted) for prompt, wanted in rows]
+        return [
+            ([world.UNK if token in world.DIGITS else token for token in prompt], wanted) for prompt, wanted in rows
+        ]
 
     fault.at("prompts", blur)
 

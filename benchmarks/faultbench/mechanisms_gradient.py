@@ -34,7 +34,9 @@ def _after_reduce(value: float) -> Callable[[Fault], None]:
     return inject
 
 
-def _times(factor: Callable[[Fault], float], only: Callable[[str], bool] = lambda name: True) -> Callable[[Fault], None]:
+def _times(
+    factor: Callable[[Fault], float], only: Callable[[str], bool] = lambda name: True
+) -> Callable[[Fault], None]:
     def inject(fault: Fault) -> None:
         fault.on_gradients(lambda gradient: gradient * factor(fault), only)
 

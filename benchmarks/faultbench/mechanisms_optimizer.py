@@ -21,7 +21,9 @@ def _rate(value: float) -> Callable[[Fault], None]:
     return inject
 
 
-def _schedule(factor: Callable[[int], float], ) -> Callable[[Fault], None]:
+def _schedule(
+    factor: Callable[[int], float],
+) -> Callable[[Fault], None]:
     """The schedule itself says something else."""
 
     def inject(fault: Fault) -> None:

@@ -23,16 +23,34 @@ from typing import Any
 Alert = tuple[int, str, str, str]  # step, detector, layer, severity
 PEERS = ("rlwatch", "rldoctor", "trl_log", "isfinite_loss", "detect_anomaly")
 _RLWATCH = {
-    "entropy": "entropy", "kl": "kl_divergence", "reward": "reward_mean", "reward_std": "reward_std", "loss": "loss",
-    "learning_rate": "learning_rate", "grad_norm": "grad_norm", "clip_ratio/region_mean": "clip_fraction",
-}  # fmt: skip
+    "entropy": "entropy",
+    "kl": "kl_divergence",
+    "reward": "reward_mean",
+    "reward_std": "reward_std",
+    "loss": "loss",
+    "learning_rate": "learning_rate",
+    "grad_norm": "grad_norm",
+    "clip_ratio/region_mean": "clip_fraction",
+}
 _LAYERS = {
-    "entropy_collapse": "policy", "kl_explosion": "policy", "reward_hacking": "reward", "advantage_variance": "policy",
-    "loss_nan": "policy", "gradient_norm_spike": "gradient", "reward_mean_drift": "reward",
-    "advantage_collapse": "reward", "clip_saturation": "policy", "grad_pathology": "gradient", "gradient_pathology": "gradient",
-    "kl_drift": "policy", "length_hacking": "reward", "plateau": "reward", "reward_composition": "reward",
-    "train_inference_mismatch": "policy", "throughput": "time",
-}  # fmt: skip
+    "entropy_collapse": "policy",
+    "kl_explosion": "policy",
+    "reward_hacking": "reward",
+    "advantage_variance": "policy",
+    "loss_nan": "policy",
+    "gradient_norm_spike": "gradient",
+    "reward_mean_drift": "reward",
+    "advantage_collapse": "reward",
+    "clip_saturation": "policy",
+    "grad_pathology": "gradient",
+    "gradient_pathology": "gradient",
+    "kl_drift": "policy",
+    "length_hacking": "reward",
+    "plateau": "reward",
+    "reward_composition": "reward",
+    "train_inference_mismatch": "policy",
+    "throughput": "time",
+}
 _LOGGED = {"loss": "policy", "grad_norm": "gradient", "kl": "policy", "entropy": "policy", "learning_rate": "optimizer"}
 
 
@@ -81,7 +99,10 @@ def rldoctor_alerts(rows: Sequence[Mapping[str, Any]]) -> list[Alert]:
     from rl_doctor.live import LiveMonitor
 
     logging.getLogger("rl-doctor").setLevel(logging.CRITICAL)
-    monitor = LiveMonitor(config={"algorithm": "grpo", "num_generations": 6}, on_finding=lambda finding: None)
+    often = 25 if len(rows) <= 300 else 250  # its default; a check reads the whole run, so rarer in long ones
+    monitor = LiveMonitor(
+        config={"algorithm": "grpo", "num_generations": 6}, check_every=often, on_finding=lambda finding: None
+    )
     out: list[Alert] = []
     with contextlib.redirect_stderr(io.StringIO()):
         for row in rows:
@@ -126,13 +147,17 @@ def alerts(name: str, result: Mapping[str, Any], folder: Path) -> list[Alert]:
     return found
 
 
-def score(found: Sequence[Alert], usual: Sequence[Alert], start: int, roots: Sequence[str], hard: bool) -> dict[str, Any]:
+def score(
+    found: Sequence[Alert], usual: Sequence[Alert], start: int, roots: Sequence[str], hard: bool
+) -> dict[str, Any]:
     """Judge a peer's alerts as the sentinel's are judged: what the healthy twin also gets does not count."""
     known = {alert[1] for alert in usual}
     counting = [alert for alert in found if alert[0] >= start and alert[1] not in known]
     first = min(counting, default=None)
     return {
-        "detected": bool(counting), "delay": None if first is None else first[0] - start,
-        "right_layer": bool(first and first[2] in roots), "hard_within_1_step": (bool(first) and first[0] - start <= 1) if hard else None,
+        "detected": bool(counting),
+        "delay": None if first is None else first[0] - start,
+        "right_layer": bool(first and first[2] in roots),
+        "hard_within_1_step": (bool(first) and first[0] - start <= 1) if hard else None,
         "says": first[1] if first else None,
-    }  # fmt: skip
+    }

@@ -9,7 +9,9 @@ from benchmarks.faultbench.runs import ANOMALY, Job
 from benchmarks.faultbench.table import twin
 
 
-def jobs(rows: Sequence[Mechanism], trainers: Sequence[str], seeds: Iterable[int], *, peers: bool = True) -> Iterator[Job]:
+def jobs(
+    rows: Sequence[Mechanism], trainers: Sequence[str], seeds: Iterable[int], *, peers: bool = True
+) -> Iterator[Job]:
     """Give faulty runs with the healthy twins they are compared with, seed by seed.
 
     With `peers` every plain-loop mechanism that does not end its process by itself is run once more, at the first

@@ -7,6 +7,7 @@ is warmed up on the task by supervised steps, and improves slowly under GRPO.
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,14 @@ def shortness(prompt: list[int], completion: list[int], wanted_tokens: list[int]
 
 @torch.no_grad()
 def sample(
-    policy: Any, prompt_BP: torch.Tensor, mask_BP: torch.Tensor, *, temperature: float = 1.0, limit: int = COMPLETION,
+    policy: Any,
+    prompt_BP: torch.Tensor,
+    mask_BP: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    limit: int = COMPLETION,
     ban_eos: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sample completions: ids_BC, mask_BC (int64) and the sampled tokens' log-probs as the rollout engine saw them.
 
     The engine computes its log-probs from logits rounded to bf16, as rollout engines do.
@@ -171,3 +177,8 @@ def warmed(path: Path, steps: int = 300) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"policy": policy.state_dict(), "judge": judge.state_dict()}, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warmed(Path(sys.argv[1]))

@@ -86,7 +86,9 @@ class Runner:
                     result = self._finish(one)
                     done += 1
                     said = ", ".join(f["rule"] for f in result["findings"][:4]) or "nothing"
-                    self.tell(f"{one.job.key}: {result['seconds']:.0f} s, codes {result['codes']}: {said} ({len(todo)} to go)")
+                    self.tell(
+                        f"{one.job.key}: {result['seconds']:.0f} s, codes {result['codes']}: {said} ({len(todo)} to go)"
+                    )
         return done
 
     def _start(self, job: Job) -> Going:
@@ -95,8 +97,10 @@ class Runner:
         folder.mkdir(parents=True)
         run_id = f"{job.key}-{int(time.time())}"
         environment = {
-            "GRPO_SENTINEL_DIR": str(self.sidecar.rings), "GRPO_SENTINEL_RUN_ID": run_id, "GRPO_SENTINEL_SETTINGS": SETTINGS,
-        }  # fmt: skip
+            "GRPO_SENTINEL_DIR": str(self.sidecar.rings),
+            "GRPO_SENTINEL_RUN_ID": run_id,
+            "GRPO_SENTINEL_SETTINGS": SETTINGS,
+        }
         ranks = children.start(folder, WORLDS[job.trainer], environment, lambda: work(job, folder, self.assets))
         return Going(job, folder, run_id, ranks)
 
@@ -107,9 +111,8 @@ class Runner:
         if one.ranks.poll():
             return now - one.ranks.first_end > _SETTLE and (now - one.ranks.started > 2)
         limit = one.job.mechanism.timeout + (120 if one.job.trainer not in (LOOP1, LOOP2) else 0)
-        if one.ranks.first_end and now - one.ranks.first_end > _AFTER_DEATH and any(one.ranks.codes.values()):
-            one.ranks.end()
-        elif age > limit:
+        died = one.ranks.first_end and any(one.ranks.codes.values())
+        if (died and now - one.ranks.first_end > _AFTER_DEATH) or age > limit:
             one.ranks.end()
         elif one.job.mechanism.ends and one.job.mode == WATCHED and int(age * 20) % 20 == 0:
             facts = _fault_facts(one.folder)
@@ -124,20 +127,42 @@ class Runner:
         findings = []
         for finding in self.sidecar.findings(one.run_id):
             first = told.get(finding.finding_id, finding)
-            findings.append({
-                "rule": finding.rule, "layer": finding.layer, "severity": finding.severity.name.lower(), "step": first.step,
-                "onset": finding.onset_step, "ranks": list(finding.ranks), "id": finding.finding_id, "root": finding.root_id,
-                "message": finding.message[:200], "wall_ns": first.wall_ns, "signal": finding.signal, "value": _plain(finding.value),
-            })  # fmt: skip
+            findings.append(
+                {
+                    "rule": finding.rule,
+                    "layer": finding.layer,
+                    "severity": finding.severity.name.lower(),
+                    "step": first.step,
+                    "onset": finding.onset_step,
+                    "ranks": list(finding.ranks),
+                    "id": finding.finding_id,
+                    "root": finding.root_id,
+                    "message": finding.message[:200],
+                    "wall_ns": first.wall_ns,
+                    "signal": finding.signal,
+                    "value": _plain(finding.value),
+                }
+            )
         job = one.job
         result = {
-            "key": job.key, "mechanism": job.mechanism.name, "trainer": job.trainer, "seed": job.seed, "mode": job.mode,
-            "rules": self.rules, "run_id": one.run_id, "codes": {str(rank): code for rank, code in sorted(one.ranks.codes.items())},
-            "seconds": round(time.monotonic() - one.ranks.started, 1), "fault": _fault_facts(one.folder),
-            "last_step": _last_step(one.folder), "history_step": self.sidecar.last_step(one.run_id), "findings": findings,
-            "requests": self.sidecar.requests(one.run_id), "checkpoints": checkpoints(one.folder),
-            "loss_nonfinite": _rank_fact(one.folder, "losses"), "anomaly": _rank_fact(one.folder, "anomaly"),
-        }  # fmt: skip
+            "key": job.key,
+            "mechanism": job.mechanism.name,
+            "trainer": job.trainer,
+            "seed": job.seed,
+            "mode": job.mode,
+            "rules": self.rules,
+            "run_id": one.run_id,
+            "codes": {str(rank): code for rank, code in sorted(one.ranks.codes.items())},
+            "seconds": round(time.monotonic() - one.ranks.started, 1),
+            "fault": _fault_facts(one.folder),
+            "last_step": _last_step(one.folder),
+            "history_step": self.sidecar.last_step(one.run_id),
+            "findings": findings,
+            "requests": self.sidecar.requests(one.run_id),
+            "checkpoints": checkpoints(one.folder),
+            "loss_nonfinite": _rank_fact(one.folder, "losses"),
+            "anomaly": _rank_fact(one.folder, "anomaly"),
+        }
         place = self.result_file(job)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(json.dumps(result, indent=1))
@@ -160,7 +185,12 @@ def work(job: Job, folder: Path, assets: Path) -> None:
         from benchmarks.faultbench.loop import Loop, configured
 
         steps = mechanism.config.get("steps", mechanism.steps)
-        run: Any = Loop(folder, assets, configured({**mechanism.config, "steps": steps, "seed": job.seed}), attach=job.mode == WATCHED)
+        run: Any = Loop(
+            folder,
+            assets,
+            configured({**mechanism.config, "steps": steps, "seed": job.seed}),
+            attach=job.mode == WATCHED,
+        )
     else:
         from benchmarks.faultbench.trl_run import TrlRun
 

@@ -25,13 +25,17 @@ class Sidecar:
         state.mkdir(parents=True, exist_ok=True)
         self.history = state / "history.sqlite"
         config = state / "sentinel.yaml"
-        config.write_text(f"ring_dir: {self.rings}\nstate_dir: {state}\nhttp: {{port: 0}}\nsinks: {{history: {{flush_seconds: 0.2}}}}\nincidents: {{enabled: false}}\n")
+        settings = [f"ring_dir: {self.rings}", f"state_dir: {state}", "http: {port: 0}", "incidents: {enabled: false}"]
+        config.write_text("\n".join([*settings, "sinks: {history: {flush_seconds: 0.2}}"]) + "\n")
         self._log = (state / "daemon.log").open("ab")
         argv = [sys.executable, "-m", "grpo_sentinel.cli", "run", "--config", str(config), "--root", str(self.rings)]
         self._process = subprocess.Popen(
-            argv, stdout=self._log, stderr=self._log, start_new_session=True,
+            argv,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
             env={**os.environ, "GRPO_SENTINEL_DIR": str(self.rings)},
-        )  # fmt: skip
+        )
         self._reader: HistoryReader | None = None
 
     def reader(self) -> HistoryReader | None:

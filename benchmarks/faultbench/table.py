@@ -28,12 +28,24 @@ def twin(row: Mechanism, trainer: str) -> Mechanism:
     """The run of the same trainer and configuration without a fault; rows of equal settings share it."""
     own = {} if row.name == "bf16_swallows_updates" else {name: row.config[name] for name in sorted(row.config)}
     suffix = "".join(f"-{name}{value}" for name, value in own.items())
-    alike = [other for other in ROWS if trainer in other.trainers and not other.ends and (other.config == row.config or not own)]
+    alike = [
+        other
+        for other in ROWS
+        if trainer in other.trainers and not other.ends and (other.config == row.config or not own)
+    ]
     longest = max((other.steps for other in alike), default=80)
     return Mechanism(
-        name=f"healthy_twin{suffix}", layer="", what="no fault", inject=lambda fault: None, roots=(), trainers=(trainer,),
-        start=EVER, steps=longest, config=own, timeout=300,
-    )  # fmt: skip
+        name=f"healthy_twin{suffix}",
+        layer="",
+        what="no fault",
+        inject=lambda fault: None,
+        roots=(),
+        trainers=(trainer,),
+        start=EVER,
+        steps=longest,
+        config=own,
+        timeout=300,
+    )
 
 
 WORLDS = {LOOP1: 1, LOOP2: 2, TRL1: 1, TRL2: 2}
@@ -44,5 +56,7 @@ def chosen(names: str, layers: str = "") -> list[Mechanism]:
     wanted = [name for name in names.split(",") if name]
     unknown = [name for name in wanted if name not in MECHANISMS and name not in LAYERS]
     if unknown:
-        raise ValueError(f"unknown mechanism {unknown[0]!r}; known are the layers {', '.join(LAYERS)} and {', '.join(MECHANISMS)}")
+        raise ValueError(
+            f"unknown mechanism {unknown[0]!r}; known are the layers {', '.join(LAYERS)} and {', '.join(MECHANISMS)}"
+        )
     return [row for row in ROWS if not wanted or row.name in wanted or row.layer in wanted]

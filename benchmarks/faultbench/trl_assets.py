@@ -1,6 +1,6 @@
 """Build the tiny Qwen3 policy, reward model and prompts of the TRL runs: the demo's, with half its layers and width.
 
-    python -m benchmarks.faultbench.trl_assets FOLDER
+python -m benchmarks.faultbench.trl_assets FOLDER
 """
 
 from __future__ import annotations
@@ -17,10 +17,20 @@ def small_config(tokenizer: Any, **extra: Any) -> Any:
     from transformers import Qwen3Config
 
     return Qwen3Config(
-        vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=32,
-        intermediate_size=192, max_position_embeddings=256, tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None, **extra,
-    )  # fmt: skip
+        vocab_size=512,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=192,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        **extra,
+    )
 
 
 def main(folder: Path) -> None:

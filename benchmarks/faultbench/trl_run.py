@@ -1,8 +1,8 @@
-"""TRL's own GRPOTrainer with the same sites for faults as the plain loop has, watched by `grpo_sentinel.attach(trainer)`.
+"""TRL's own GRPOTrainer with the same sites for faults as the plain loop, watched by `grpo_sentinel.attach(trainer)`.
 
-    made, batch   what `_generate_and_score_completions` gives      score/NAME   what a reward function returns
-    step          before `training_step`                            loss         what `compute_loss` gives
-    gradients     after `training_step`, before clipping            update       before the optimizer, updated: inside it
+made, batch   what `_generate_and_score_completions` gives      score/NAME   what a reward function returns
+step          before `training_step`                            loss         what `compute_loss` gives
+gradients     after `training_step`, before clipping            update       before the optimizer, updated: inside it
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from datasets import load_dataset
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+)
 from transformers.utils import logging as quiet
 from trl import GRPOConfig, GRPOTrainer
 
@@ -61,22 +66,44 @@ class TrlRun:
 
             extra["peft_config"] = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj"])
         arguments = GRPOConfig(
-            output_dir=str(folder), max_steps=int(config.pop("steps", mechanism.steps)), per_device_train_batch_size=12, num_generations=6,
-            max_completion_length=12, learning_rate=config.pop("learning_rate", 5e-5),
-            lr_scheduler_type="constant_with_warmup", warmup_steps=int(config.pop("warmup", 4)),
-            num_iterations=config.pop("iterations", 1), beta=config.pop("beta", 0.0),
-            max_grad_norm=1.0, save_strategy="steps", save_steps=int(config.pop("save_every", 5)), save_only_model=True, logging_steps=1,
-            report_to=[], use_cpu=True, bf16=False, gradient_checkpointing=False, dataloader_pin_memory=False, disable_tqdm=True,
+            output_dir=str(folder),
+            max_steps=int(config.pop("steps", mechanism.steps)),
+            per_device_train_batch_size=12,
+            num_generations=6,
+            max_completion_length=12,
+            learning_rate=config.pop("learning_rate", 5e-5),
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=int(config.pop("warmup", 4)),
+            num_iterations=config.pop("iterations", 1),
+            beta=config.pop("beta", 0.0),
+            max_grad_norm=1.0,
+            save_strategy="steps",
+            save_steps=int(config.pop("save_every", 5)),
+            save_only_model=True,
+            logging_steps=1,
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            dataloader_pin_memory=False,
+            disable_tqdm=True,
             seed=seed,
-        )  # fmt: skip
+        )
         self.trainer = GRPOTrainer(
-            model=policy, reward_funcs=[self._scored("accuracy", accuracy), judge], args=arguments,
+            model=policy,
+            reward_funcs=[self._scored("accuracy", accuracy), judge],
+            args=arguments,
             train_dataset=load_dataset(
-                "json", data_files=str(assets / "train.jsonl"), split="train", cache_dir=str(assets / "cache"), keep_in_memory=True
+                "json",
+                data_files=str(assets / "train.jsonl"),
+                split="train",
+                cache_dir=str(assets / "cache"),
+                keep_in_memory=True,
             ),
             processing_class=PreTrainedTokenizerFast.from_pretrained(assets / "policy"),
-            reward_processing_classes=[None, PreTrainedTokenizerFast.from_pretrained(assets / "reward_model")], **extra,
-        )  # fmt: skip
+            reward_processing_classes=[None, PreTrainedTokenizerFast.from_pretrained(assets / "reward_model")],
+            **extra,
+        )
         judge.register_forward_hook(self._judged)
         self._open_sites()
 
@@ -160,7 +187,11 @@ class _Sites(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if self.log is not None and logs and "loss" in logs:
-            row = {name: float(value) for name, value in logs.items() if isinstance(value, (int, float, str)) and _number(value)}
+            row = {
+                name: float(value)
+                for name, value in logs.items()
+                if isinstance(value, (int, float, str)) and _number(value)
+            }
             self.log.write(json.dumps({"step": state.global_step, **row}) + "\n")
 
 
