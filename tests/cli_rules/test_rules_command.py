@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks import healthy as healthy_source
 from grpo_sentinel.cli import main
-from grpo_sentinel.rules import load_rules
-from grpo_sentinel.rules.calibration import LEVELS, loosened, override
+from grpo_sentinel.rules import RuleSet, load_rules
+from grpo_sentinel.rules.calibration import LEVELS, Run, calibrate, loosened, override
 from grpo_sentinel.rules.profiles import parse_profile
 
 NERVOUS = """
@@ -62,7 +63,11 @@ def test_list_as_json_is_versioned_and_can_be_cut_to_a_layer(capsys) -> None:
 
 def test_a_profile_shows_what_it_switches_off(capsys) -> None:
     main(["rules", "list", "--profile", "beta_zero", "--json"])
-    off = {rule["name"]: rule["off_because"] for rule in json.loads(capsys.readouterr().out)["rules"] if rule["off_because"]}
+    off = {
+        rule["name"]: rule["off_because"]
+        for rule in json.loads(capsys.readouterr().out)["rules"]
+        if rule["off_because"]
+    }
     assert off
 
 
@@ -133,7 +138,9 @@ def test_calibrate_says_what_it_costs_in_detection_delay(healthy: Path, nervous:
 
 def test_a_rule_that_decides_by_a_bound_is_never_loosened(tmp_path: Path, capsys) -> None:
     path = tmp_path / "broken.jsonl"
-    path.write_text("".join(json.dumps({"step": s, "grad_norm": 0.5 if s % 9 else float("nan")}) + "\n" for s in range(1, 100)))
+    path.write_text(
+        "".join(json.dumps({"step": s, "grad_norm": 0.5 if s % 9 else float("nan")}) + "\n" for s in range(1, 100))
+    )
     assert main(["rules", "calibrate", str(path), "--budget", "0.2"]) == 1
     text = capsys.readouterr().out
     assert "it decides by a bound and is not loosened" in text
@@ -160,3 +167,20 @@ def test_runs_without_a_step_and_a_negative_budget_are_refused(tmp_path: Path, c
     assert main(["rules", "calibrate", str(path)]) == 2
     assert main(["rules", "calibrate", str(path), "--budget", "-1"]) == 2
     capsys.readouterr()
+
+
+def test_tighten_narrows_silent_rules_within_bounds_and_they_stay_silent() -> None:
+    frames = list(healthy_source.run("gaussian", 1000))
+    names = ("grad_spike", "reward_cliff", "loss_nonfinite", "entropy_jump")
+    chosen = RuleSet(rules=tuple(rule for rule in load_rules() if rule.name in names), profile="none")
+    run = Run(name="r", items=lambda: iter(frames))
+    found = calibrate(chosen, [run], 0.2, tighten=True)
+    changed = {change.rule: change for change in found.changes}
+    assert "grad_spike" in changed
+    assert "loss_nonfinite" not in changed  # decides by a bound
+    for change in changed.values():
+        for key, value in change.parameters.items():
+            assert 0.59 <= value / change.before[key] < 1
+    assert found.alarms_after == 0
+    assert calibrate(chosen, [run], 0.2).changes == ()
+    assert calibrate(chosen, [Run(name="r", items=lambda: iter(frames[:500]))], 0.2, tighten=True).changes == ()
