@@ -88,7 +88,7 @@ def _be_a_rank(
 
         torch.set_num_threads(1)
         if world > 1:
-            dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+            dist.init_process_group("gloo", timeout=timedelta(seconds=300))
         work()
         if world > 1:
             dist.barrier()

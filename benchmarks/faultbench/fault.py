@@ -94,7 +94,7 @@ class Mechanism:
     steps: int = 80
     config: dict[str, Any] = field(default_factory=dict)  # of the run: beta, iterations, learning_rate, ...
     ends: bool = False  # the process dies of it
-    timeout: float = 90.0
+    timeout: float = 900.0  # seconds of wall time; what a busy machine may need
     undecidable_rank: bool = False  # two replicas differ in finite values: nobody can say which is right
 
     def kind_rank(self, trainer: str) -> int | None:

@@ -44,7 +44,7 @@ def twin(row: Mechanism, trainer: str) -> Mechanism:
         start=EVER,
         steps=longest,
         config=own,
-        timeout=300,
+        timeout=1200,
     )
 
 
