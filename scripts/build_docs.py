@@ -191,7 +191,7 @@ def configuration_markdown() -> str:
     ), "", "| variable | what it does |", "| --- | --- |",
         "| `GRPO_SENTINEL` | `1` lets the installed `.pth` attach the agent to TRL trainers; unset, it does nothing |",
         "| `GRPO_SENTINEL_DIR` | directory of the rings; default `/dev/shm`, then `XDG_RUNTIME_DIR`, then `TMPDIR` |",
-        "| `GRPO_SENTINEL_RUN_ID` | name of the run; default from torchrun, Slurm or Ray, else by `launch`, else by rank 0 |",
+        "| `GRPO_SENTINEL_RUN_ID` | name of the run; else from torchrun, Slurm, Ray, `launch`, or rank 0 |",
         "| `GRPO_SENTINEL_PARENT_RUN_ID` | name of the run that this one resumes |",
         "| `GRPO_SENTINEL_SETTINGS` | the `agent` section as JSON |", ""]
     return "\n".join(lines)
