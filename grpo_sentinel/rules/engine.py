@@ -135,7 +135,7 @@ class Engine:
                 continue
             try:
                 change = tracker.look(view, number)
-            except (ArithmeticError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - one broken rule must not stop the others
                 self._fail(tracker, view, error)
                 continue
             if change is not _NONE:
@@ -269,7 +269,7 @@ class Engine:
     def _look(self, tracker: Tracker, view: View, out: list[Finding], subject: str = "") -> None:
         try:
             change = tracker.look(view)
-        except (ArithmeticError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self._fail(tracker, view, error)
             return
         if change is not Change.NONE:

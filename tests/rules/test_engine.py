@@ -279,7 +279,7 @@ def test_a_user_rule_whose_numbers_explode_stops_no_other() -> None:
 
 class _Raises:
     def update(self, view: object) -> None:
-        raise OverflowError("too large")
+        raise TypeError("too large")
 
 
 def test_findings_keep_what_a_person_needs() -> None:
