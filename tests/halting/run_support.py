@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+import psutil
 
 from grpo_sentinel.halting.processes import ProcessMark, mark_of, send
 from grpo_sentinel.protocol import RankReader, list_segments, run_dir
@@ -44,7 +47,7 @@ def until(look: Callable[[], T], seconds: float = 20.0, what: str = "") -> T:
 
 
 class Started:
-    """Processes of one test; all of them, and the sessions they lead, are ended with it."""
+    """Processes of one test; all of them, and all that descends from them, are ended with it."""
 
     def __init__(self) -> None:
         self._all: list[subprocess.Popen[str]] = []
@@ -62,10 +65,7 @@ class Started:
             send(mark, signal.SIGKILL)
         for process in self._all:
             if process.poll() is None:
-                try:
-                    os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    process.kill()
+                _kill_tree(process.pid)
             process.wait(10)
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
@@ -92,6 +92,18 @@ class Started:
     def cli(self, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Start the command line."""
         return self.python("-m", "grpo_sentinel.cli", *arguments, env=env)
+
+
+def _kill_tree(pid: int) -> None:
+    """Kill a process and what it has started, also what has a session of its own, as a launcher's command has."""
+    try:
+        root = psutil.Process(pid)
+        family = [*root.children(recursive=True), root]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def cli(
