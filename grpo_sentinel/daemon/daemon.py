@@ -39,6 +39,7 @@ from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.protocol import list_segments
 from grpo_sentinel.records import Action, Sample
 from grpo_sentinel.rules.engine import Engine
+from grpo_sentinel.rules.walk import as_json
 from grpo_sentinel.views import Cursor, RankStatus, SinkBatch, Snapshot
 from grpo_sentinel.web.state import WebState
 
@@ -135,12 +136,17 @@ class Daemon:
             act=self.request,
             act_token=self.act_token,
             alerts=parts.alerts(self._config, self.request),
+            walk=self._walk,
             incidents=IncidentViews(self._incidents.root) if self._config.incidents.enabled else None,
             hosts=self._config.http.allowed_hosts,
             metrics=self._sinks.metrics.render if self._sinks.metrics is not None else None,
             history=partial(HistoryReader, history) if history is not None else None,
             read_token=self._config.http.read_token,
         )
+
+    def _walk(self, run_id: str) -> Mapping[str, object] | None:
+        watch = next((one for one in list(self._watches.values()) if one.run_id == run_id), None)
+        return None if watch is None else as_json(watch.walked())
 
     def say(self, key: str, text: str) -> None:
         """Say what is off, once per change; "" says that it is well again."""

@@ -33,6 +33,7 @@ from grpo_sentinel.records import (
     StepRecord,
 )
 from grpo_sentinel.rules.engine import Engine
+from grpo_sentinel.rules.walk import Walk, walk
 from grpo_sentinel.views import Cursor, HaltStatus, RankBatch, RankStatus, SinkBatch, Snapshot
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,11 @@ class RunWatch:
     def ranks(self) -> Mapping[int, RankStatus]:
         """Newest state of every rank."""
         return self._ranks
+
+    def walked(self) -> Walk:
+        """Walk backwards through what fires now; may be called from any thread."""
+        shown = self.snapshot
+        return walk(self._engine.rules, shown.findings, shown.abstaining, self._engine.checkpoints)
 
     @property
     def over(self) -> bool:

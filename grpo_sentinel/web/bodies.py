@@ -51,11 +51,17 @@ def pick(snapshots: Mapping[str, Snapshot], run_id: str | None) -> Snapshot | No
 
 
 def summary_body(
-    snapshot: Snapshot, runs: Iterable[str], problems: Sequence[str] = (), *, past: bool = False
+    snapshot: Snapshot,
+    runs: Iterable[str],
+    problems: Sequence[str] = (),
+    *,
+    past: bool = False,
+    walk: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Give what the page shows at a glance; small, because it is sent about every second.
 
-    `past` says that the run is not watched any more and the snapshot comes from the history.
+    `past` says that the run is not watched any more and the snapshot comes from the history. From `walk` comes how many
+    rules of each layer could judge: a layer in which none could is not well, it is not judged.
     """
     values = KEY_SIGNALS if len(snapshot.ranks) <= MOST_WITH_VALUES else ()
     return {
@@ -65,6 +71,7 @@ def summary_body(
         "node": snapshot.node,
         "wall_ns": snapshot.wall_ns,
         "layers": layers(snapshot),
+        "judging": {stop["layer"]: _judging(stop) for stop in (walk or {}).get("layers", ())},
         "ranks": [_rank(status, values) for _, status in sorted(snapshot.ranks.items())],
         "findings": plain(snapshot.findings),
         "halt": plain(snapshot.halt),
@@ -74,6 +81,12 @@ def summary_body(
         "problems": list(problems),
         "health": plain(snapshot.health),
     }
+
+
+def _judging(stop: Mapping[str, Any]) -> list[int]:
+    """Give how many rules of a layer could judge, and how many it has."""
+    judged = len(stop["fine"]) + len(stop["wrong"])
+    return [judged, judged + len(stop["not_seen"])]
 
 
 def layers(snapshot: Snapshot) -> list[dict[str, Any]]:

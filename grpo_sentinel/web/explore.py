@@ -1,4 +1,4 @@
-"""Endpoints for looking closer: the heat map of ranks, incidents, and the signals with what they mean.
+"""Endpoints for looking closer: heat map of ranks, walk backwards, incidents, and signals with what they mean.
 
 All are plain functions: the server runs them in threads, because they wait for the disk.
 """
@@ -67,6 +67,12 @@ class Explore:
         known = {split_name(name)[0]: signal_of(name) for name in names}
         about = {base: {"unit": one.unit, "help": one.help} for base, one in known.items() if one is not None}
         return Strict({"signals": names, "about": about})
+
+    def walk(self, request: Request) -> Response:
+        """Give the walk backwards of a run: of every layer what was wrong, fine, and not seen."""
+        run_id = request.query_params.get("run") or next(iter(self._state.snapshots()), "")
+        found = self._state.walk(run_id) if self._state.walk is not None else None
+        return Strict(plain(found or {"conclusion": "the walk needs a run that is watched", "layers": []}))
 
     def incidents(self, request: Request) -> Response:
         """List the incidents of a run, the newest first; a note says so where none are kept."""

@@ -65,6 +65,9 @@ class WebState:
     read_token: str | None = None
     """With one, the page's data and the API need it; /metrics, /healthz and the empty page stay open."""
 
+    walk: Callable[[str], Mapping[str, Any] | None] | None = None
+    """The walk backwards of a watched run as plain data, see `rules.walk.as_json`; None when it is not watched."""
+
     incidents: Incidents | None = None
     """None: incidents are not kept."""
 

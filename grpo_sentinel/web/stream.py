@@ -75,7 +75,8 @@ class Stream:
         if not text or now - made >= PERIOD_SECONDS:
             snapshot, past = self._past.find(run_id)
             shown = snapshot or Snapshot(run_id=run_id)
-            body = summary_body(shown, self._state.snapshots(), self._state.problems(), past=past)
+            walk = self._state.walk(shown.run_id) if self._state.walk is not None else None
+            body = summary_body(shown, self._state.snapshots(), self._state.problems(), past=past, walk=walk)
             text = json.dumps(body, allow_nan=False, separators=(",", ":"))
             if len(self._encoded) >= MAX_READERS:
                 self._encoded.clear()

@@ -408,6 +408,13 @@ def test_the_incident_of_a_real_run_is_walked_backwards_on_the_page(browser: Any
     assert "not watched" in view
     assert int(uplot(page, "#incidents .plots .plot")["lines"]) == 4
     assert "gradient layer, on rank 2, at step 30" in page.inner_text("#verdict-text")
+    page.click("#walk-more summary")
+    page.wait_for_selector("#walk td.bad")
+    assert "Wrong first: gradient, since step 30" in page.inner_text("#walk-says")
+    walk = {line.split("\t")[0]: line for line in page.inner_text("#walk").splitlines() if "could judge" in line}
+    assert "wrong" in walk["gradient"]
+    assert "0 of" in walk["memory"]
+    assert "not judged" in page.inner_text("#layers [data-layer=memory]"), "what no rule judges is not called well"
     assert (tab.complaints, tab.foreign) == ([], [])
     tab.close()
 

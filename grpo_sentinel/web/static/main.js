@@ -12,6 +12,7 @@ import { get, live, otherRun, stay } from "./net.js";
 import { drawRanks } from "./ranks.js";
 import { chosen, refreshSignals, search, showSignal, startSignals } from "./signals.js";
 import { drawVerdict } from "./verdict.js";
+import { refreshWalk } from "./walk.js";
 
 const LOOK_MS = 5000, SHARE = 20, MOST_MS = 60000, RUNS_MS = 30000; // looking costs the sidecar at most a twentieth of the time
 let run = null;
@@ -51,7 +52,7 @@ async function look() {
   const began = performance.now();
   do {
     again = false;
-    await Promise.all([chartThenMap(), refreshIncidents(), refreshAbstaining()]);
+    await Promise.all([chartThenMap(), refreshIncidents(), refreshAbstaining(), refreshWalk()]);
   } while (again);
   looking = false;
   timer = setTimeout(look, Math.max(LOOK_MS, Math.min(MOST_MS, SHARE * (performance.now() - began))));
@@ -64,6 +65,7 @@ startKeys();
 byId("run").addEventListener("change", (event) => otherRun(event.target.value));
 for (const id of ["ranks-more", "health-more"]) byId(id).addEventListener("toggle", () => live.news && receive(live.news));
 byId("abstaining-more").addEventListener("toggle", refreshAbstaining);
+byId("walk-more").addEventListener("toggle", refreshWalk);
 document.addEventListener("look", () => { if (live.news) { look(); drawHeat(); } });
 document.addEventListener("show-signal", (event) => showSignal(event.detail));
 document.addEventListener("show-layer", (event) => {

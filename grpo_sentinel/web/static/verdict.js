@@ -38,11 +38,13 @@ export function verdict(news) {
   if (news.layers.every((layer) => layer.state === "unknown")) return ["unknown", "No signal has arrived yet", "Nothing can be said before the first step."];
   const seconds = median(news.ranks.map((rank) => rank.values["time.step_seconds"]));
   const unwatched = news.layers.filter((layer) => layer.state === "unknown").map((layer) => layer.layer);
+  const unjudged = news.layers.filter((layer) => layer.state === "ok" && (news.judging[layer.layer] || [1])[0] === 0).map((layer) => layer.layer);
   const at = news.past ? ["unknown", "Nothing was wrong when this run was last seen"] : ["ok", "Nothing is wrong in what is watched"];
   return [...at,
     `${plural(news.ranks.length, "rank")} at step ${Math.max(...news.ranks.map((rank) => rank.step))}` +
     (seconds === undefined ? "" : `, a step takes ${reading("_seconds", seconds)}`) +
     (unwatched.length ? `. Not watched: ${unwatched.join(", ")}.` : ".") +
+    (unjudged.length ? ` Not judged, though signals arrive: ${unjudged.join(", ")}.` : "") +
     (news.abstaining ? ` ${plural(news.abstaining, "rule")} cannot judge, see “The sentinel itself”.` : "")];
 }
 
@@ -64,14 +66,23 @@ export function drawVerdict(news) {
     document.title = `${state === "ok" ? "" : "● "}${news.run_id || "grpo-sentinel"}`;
   });
   const first = rootsOf(news.findings).find((one) => worst(one, news.findings) > 1);
-  whenChanged("layers", [news.layers, first && first.layer], () => drawLayers(news.layers, first));
+  const layers = news.layers.map((layer) => ({ ...layer, ...judged(layer, news.judging[layer.layer]) }));
+  whenChanged("layers", [layers, first && first.layer], () => drawLayers(layers, first));
+}
+
+// A layer whose signals arrive, but in which no rule can judge, is not well: it is not judged.
+function judged(layer, counts) {
+  if (!counts || layer.state === "unknown") return { word: SAYS[layer.state], title: "" };
+  const title = `${counts[0]} of ${plural(counts[1], "rule")} can judge`;
+  return layer.state === "ok" && !counts[0] ? { state: "unknown", word: "not judged", title } : { word: SAYS[layer.state], title };
 }
 
 function drawLayers(layers, first) {
   byId("layers").replaceChildren(...layers.map((layer) => {
     const origin = first && first.layer === layer.layer;
-    const button = make("button", null, "", make("b", layer.layer), make("span", origin ? "it began here" : SAYS[layer.state], "word"));
+    const button = make("button", null, "", make("b", layer.layer), make("span", origin ? "it began here" : layer.word, "word"));
     button.type = "button";
+    button.title = layer.title;
     if (layer.root) button.append(make("span", layer.root, "root"));
     button.addEventListener("click", () => document.dispatchEvent(new CustomEvent("show-layer", { detail: layer.layer })));
     const item = make("li", null, `${layer.state}${origin ? " origin" : ""}${CHAIN.includes(layer.layer) ? " chained" : " beside"}`, button);
