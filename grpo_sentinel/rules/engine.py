@@ -296,7 +296,7 @@ class Engine:
             culprit = self._attribution.culprit(onset)
             ranks = culprit.ranks or (ranks if 0 < len(ranks) < len(view.ranks) or len(view.ranks) == 1 else ())
             subject = ", ".join(culprit.names) or subject
-        if self._anonymous and len(view.ranks) < 2:
+        if self._anonymous and len(view.ranks) == 1:  # an event says by itself whose it is
             ranks = ()
         who = tracker.label or entity or ",".join(map(str, ranks)) or "all"
         finding = Finding(
