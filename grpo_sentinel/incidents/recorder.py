@@ -26,10 +26,11 @@ from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.bundle import Bundle, pack
 from grpo_sentinel.incidents.evidence import clear, spool_dir, sweep
 from grpo_sentinel.incidents.gather import Gatherer, Known
+from grpo_sentinel.incidents.membership import asked_for, belongs, ending, newest_step, over
 from grpo_sentinel.incidents.model import About, State
 from grpo_sentinel.incidents.places import ARCHIVE, bundles, enforce, incidents_dir, recover
 from grpo_sentinel.incidents.writing import write_bundle
-from grpo_sentinel.records import Action, Finding, FindingState, HaltState, Liveness, RankIdentity, Severity
+from grpo_sentinel.records import Action, Finding, FindingState, Liveness, RankIdentity, Severity
 from grpo_sentinel.views import HaltStatus, Snapshot
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ class IncidentRecorder:
     def close(self) -> None:
         """Write what is not written yet; the run may go on, so its bundles stay open for the next daemon."""
         for run in self._runs.values():
-            if _over(run.snapshot):
+            if over(run.snapshot):
                 self._close_all(run)
                 continue
             for incident in run.incidents:
@@ -159,7 +160,7 @@ class IncidentRecorder:
         now = self._clock.monotonic_ns()
         for finding in findings:
             self._take(run, finding, now)
-        for finding in _asked_for(snapshot, run.halt):
+        for finding in asked_for(snapshot, run.halt):
             self._take(run, finding, now)
         if snapshot.halt.request_id and snapshot.halt != run.halt:
             self._changed(run.incidents, now)
@@ -204,7 +205,7 @@ class IncidentRecorder:
 
     def _see_end(self, run: _Run, now: int) -> None:
         """Close what is open a moment after the last rank has left or died: late findings still join."""
-        if not _over(run.snapshot):
+        if not over(run.snapshot):
             run.over_since_ns = None
         elif run.over_since_ns is None:
             run.over_since_ns = now
@@ -225,7 +226,7 @@ class IncidentRecorder:
     # ---- findings
 
     def _take(self, run: _Run, finding: Finding, now: int) -> None:
-        homes = [one for one in run.incidents if _belongs(finding, one)]
+        homes = [one for one in run.incidents if belongs(finding, one.members, one.findings.values())]
         grave = finding.severity >= self._least or finding.action >= Action.CAPTURE
         if not homes:
             if not grave or finding.state is not FindingState.FIRING:
@@ -269,7 +270,9 @@ class IncidentRecorder:
     def _adopt(self, run: _Run, incident: _Incident) -> None:
         """Bring in what fires now and belongs to it, as the root that fired before as a mere warning."""
         for finding in run.snapshot.findings:
-            if finding.finding_id not in incident.members and _belongs(finding, incident):
+            if finding.finding_id not in incident.members and belongs(
+                finding, incident.members, incident.findings.values()
+            ):
                 incident.findings[finding.finding_id] = finding
                 incident.members.add(finding.finding_id)
 
@@ -296,7 +299,7 @@ class IncidentRecorder:
             self._clear(run)
             return
         since = None if incident.written_ns is None else now - incident.written_ns
-        moved = _newest_step(run.snapshot) > incident.written_step
+        moved = newest_step(run.snapshot) > incident.written_step
         due = since is None or (incident.dirty and since >= REWRITE_NS) or (moved and since >= REFRESH_NS)
         if due and not incident.writing:
             self._write(run, incident)
@@ -323,11 +326,11 @@ class IncidentRecorder:
         found = list(incident.findings.values())
         roots = [one for one in found if one.root_id not in incident.findings]
         root = min(roots or found, key=lambda one: (one.onset_step, -int(one.severity), one.wall_ns))
-        ended = _ending(run.snapshot)
+        ended = ending(run.snapshot)
         return replace(
             incident.about, state=State.CLOSED if closed else State.OPEN, updated_wall_ns=self._clock.wall_ns(),
             title=root.message, root_id=root.finding_id, onset_step=min(one.onset_step for one in found),
-            last_step=max(_newest_step(run.snapshot), incident.about.last_step), ended=ended,
+            last_step=max(newest_step(run.snapshot), incident.about.last_step), ended=ended,
         )  # fmt: skip
 
     def _job(self, incident: _Incident, known: Known, active: set[str], first: bool) -> None:
@@ -364,58 +367,8 @@ class IncidentRecorder:
             self._counts[name] += 1
 
 
-def _belongs(finding: Finding, incident: _Incident) -> bool:
-    """By its own id or root, by being the root of a member, or as the same thing flapping."""
-    if finding.finding_id in incident.members or (finding.root_id and finding.root_id in incident.members):
-        return True
-    head = finding.root_id or finding.finding_id
-    return any(
-        one.root_id == head or (one.rule, one.subject) == (finding.rule, finding.subject)
-        for one in incident.findings.values()
-    )
-
-
-def _asked_for(snapshot: Snapshot, before: HaltStatus) -> list[Finding]:
-    """Evidence that a person asked for, as a finding that opens an incident and is over when it was taken."""
-    halt = snapshot.halt
-    is_evidence = Action.CAPTURE <= halt.action < Action.CHECKPOINT and halt.request_id
-    if not is_evidence or halt == before or halt.requested_by not in ("user", "elsewhere"):
-        return []
-    what = halt.action.name.lower().replace("_", "-")
-    step = halt.step or _newest_step(snapshot)
-    fired = Finding(
-        finding_id=f"asked:{what}:{halt.request_id}", rule="asked", layer="sentinel", severity=Severity.NOTE,
-        state=FindingState.FIRING, action=halt.action, run_id=snapshot.run_id, step=step, onset_step=step, ranks=(),
-        message=f"{what} asked for: {halt.reason}" if halt.reason else f"{what} asked for",
-        wall_ns=halt.requested_wall_ns,
-    )  # fmt: skip
-    over = halt.state in (HaltState.DONE, HaltState.FAILED, HaltState.FINISHED, HaltState.REFUSED)
-    done = replace(fired, state=FindingState.RESOLVED, wall_ns=halt.updated_wall_ns)
-    return [*([] if before.request_id == halt.request_id else [fired]), *([done] if over else [])]
-
-
 def _remover(root: Path, incident: _Incident) -> Callable[[], None]:
     return lambda: shutil.rmtree(root / incident.about.name, ignore_errors=True)
-
-
-def _newest_step(snapshot: Snapshot) -> int:
-    return max((max(one.last_step, one.heartbeat.step) for one in snapshot.ranks.values()), default=0)
-
-
-def _over(snapshot: Snapshot) -> bool:
-    gone = (Liveness.CLOSED, Liveness.DEAD)
-    return bool(snapshot.ranks) and all(status.liveness in gone for status in snapshot.ranks.values())
-
-
-def _ending(snapshot: Snapshot) -> str:
-    """Say how the run ended: who died, else what the ranks said when they left."""
-    if not _over(snapshot):
-        return ""
-    dead = [str(rank) for rank, status in sorted(snapshot.ranks.items()) if status.liveness is Liveness.DEAD]
-    if dead:
-        return f"died (rank {', '.join(dead)})"
-    said = {status.closed_detail for status in snapshot.ranks.values() if status.closed_detail}
-    return f"ended ({'; '.join(sorted(said))})" if said else "ended"
 
 
 __all__ = ["IncidentRecorder", "Submit"]
