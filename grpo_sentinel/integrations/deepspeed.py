@@ -63,7 +63,8 @@ def follow(agent: Agent, engine: Any, config: dict[str, Any]) -> None:
     """Watch an engine in a loop of one's own; the loop calls `agent.end_step()` after each optimizer step."""
     patches = Patches()
     agent.on_close(patches.undo)
-    agent.configure(trainer="deepspeed", versions=versions("deepspeed"), **config)
+    facts = {"zero_stage": int(engine.zero_optimization_stage()), "versions": versions("deepspeed")}
+    agent.configure(trainer="deepspeed", **facts, **config)
     watch_engine(agent, engine, patches)
 
 

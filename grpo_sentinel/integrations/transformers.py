@@ -284,6 +284,8 @@ def configuration(args: Any, model: Any) -> dict[str, Any]:
     found["lr_scheduler_type"] = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     found["trainer"] = "transformers"
     found["world_size"] = int(args.world_size)
+    plugin = getattr(args, "deepspeed_plugin", None)
+    found["zero_stage"] = int(getattr(plugin, "zero_stage", 0) or 0)
     found["versions"] = versions("transformers", "accelerate", "trl", "peft", "deepspeed")
     if model is not None:
         found.update(_model_facts(model))
