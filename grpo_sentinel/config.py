@@ -45,7 +45,9 @@ class AgentConfig(_Section):
         description="step votes per gathering of a few figures of every rank, to find the odd one out",
     )
     live_tensors_every: int = Field(
-        0, ge=0, description="steps per count of live tensors by dtype and shape, to find a leak; walks all Python objects"
+        0,
+        ge=0,
+        description="steps per count of live tensors by dtype and shape, to find a leak; walks all Python objects",
     )
     overhead_share: float = Field(0.005, gt=0, le=1, description="share of step time above which sampling is thinned")
     overhead_floor_seconds: float = Field(0.002, ge=0, description="self time per step that is always allowed")
