@@ -9,6 +9,7 @@ GET  /api/v1/series       one signal of one rank           GET  /api/v1/signals 
 GET  /api/v1/events       what is not a number             GET  /api/v1/history    requests, last state
 GET  /api/v1/heat         ranks against their median       GET  /api/v1/incidents  incidents of a run
 GET  /api/v1/incident     one incident in full             GET  /api/v1/walk       what each layer showed
+GET  /api/v1/readings     a GPU or the host over time
 POST /api/v1/requests     {"action", "reason", "run_id"} with the act token
 POST /api/alertmanager    alerts that ask for a checkpoint or a halt, see `alertmanager_hook`
 """
@@ -74,6 +75,7 @@ def build_app(state: WebState) -> Starlette:
         Route("/api/v1/series", api.series),
         Route("/api/v1/signals", explore.signals),
         Route("/api/v1/heat", explore.heat),
+        Route("/api/v1/readings", explore.readings),
         Route("/api/v1/walk", explore.walk),
         Route("/api/v1/incidents", explore.incidents),
         Route("/api/v1/incident", explore.incident),

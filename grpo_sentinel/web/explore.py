@@ -5,6 +5,8 @@ All are plain functions: the server runs them in threads, because they wait for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
@@ -26,6 +28,8 @@ MOST_GROUPS = 16_384
 
 MOST_RECORDS = 16_384
 """Records that one map may read where it looks closer than groups of steps."""
+
+MOST_MINUTES, MOST_READINGS = 360, 10_000
 
 _GROUP_STEPS = 64
 _END = 2**62
@@ -68,6 +72,22 @@ class Explore:
         about = {base: {"unit": one.unit, "help": one.help} for base, one in known.items() if one is not None}
         return Strict({"signals": names, "about": about})
 
+    def readings(self, request: Request) -> Response:
+        """Give one reading of one GPU or of the host over the last minutes, thinned by lowest and highest."""
+        query = request.query_params
+        entity, signal = query.get("entity", ""), query.get("signal", "")
+        if not entity or not signal:
+            raise Refused(400, "entity or signal is missing; /api/v1/status lists them under samples")
+        minutes = integer(request, "minutes", 60, 1, MOST_MINUTES)
+        snapshot, _ = self._past.find(query.get("run"))
+        if snapshot is None:
+            raise Refused(404, f"run {query.get('run')!r} is neither watched here nor in the history")
+        since = snapshot.wall_ns - minutes * 60 * 10**9
+        with self._open() as reader:
+            samples = islice(reader.samples(snapshot.run_id, entity=entity, since_wall_ns=since), MOST_READINGS)
+            points = [(sample.wall_ns, sample.values[signal]) for sample in samples if signal in sample.values]
+        return Strict(plain(over_time(points)))
+
     def walk(self, request: Request) -> Response:
         """Give the walk backwards of a run: of every layer what was wrong, fine, and not seen."""
         run_id = request.query_params.get("run") or next(iter(self._state.snapshots()), "")
@@ -95,6 +115,20 @@ class Explore:
         if self._state.history is None:
             raise Refused(503, "the history is switched off (sinks.history.enabled)")
         return self._state.history()
+
+
+def over_time(points: Sequence[tuple[int, float]], most: int = 500) -> dict[str, list[Any]]:
+    """Join neighbouring readings into at most `most` groups: seconds since the epoch, lowest, highest, not finite."""
+    out: dict[str, list[Any]] = {"seconds": [], "low": [], "high": [], "nonfinite": []}
+    size = max(1, -(-len(points) // most))
+    for start in range(0, len(points), size):
+        group = points[start : start + size]
+        finite = [value for _, value in group if value - value == 0]
+        out["seconds"].append(round(group[0][0] / 1e9, 3))
+        out["low"].append(min(finite, default=None))
+        out["high"].append(max(finite, default=None))
+        out["nonfinite"].append(len(group) - len(finite))
+    return out
 
 
 def _over_steps(

@@ -125,7 +125,12 @@ class Shown:
         store = HistoryStore(self.file, clock=ManualClock())
         for rank in range(self.RANKS):
             store.write(batch(*(record(step, rank, self.values(rank, step)) for step in range(1, steps + 1))))
-        store.write(batch(findings=self.findings))
+        readings = (
+            sample(entity, {"device.gpu_utilization_ratio": 0.25 * (minute % 4)}, wall_ns=WALL_NS - minute * 60 * 10**9)
+            for entity in ("GPU-1", "GPU-2")
+            for minute in range(120)
+        )
+        store.write(batch(findings=self.findings, samples=tuple(readings)))
         store.close()
 
     def act(self, run_id: str, action: Action, reason: str) -> int:

@@ -14,6 +14,7 @@ from sentinel_batches import RUN
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.views import Snapshot
 from grpo_sentinel.web import WebServer
+from grpo_sentinel.web.explore import over_time
 
 
 @pytest.fixture
@@ -102,6 +103,8 @@ def test_a_past_run_comes_from_the_history_and_nobody_of_it_is_called_alive(show
 @pytest.mark.parametrize(
     ("path", "code", "words"),
     [
+        ("readings?entity=GPU-1", 400, "entity or signal is missing"),
+        ("readings?entity=GPU-1&signal=x&minutes=999999", 400, "minutes: expected 1 to 360"),
         ("heat?by=colour", 400, "by: expected signal or step, got 'colour'"),
         ("heat?by=step", 400, "signal is missing"),
         ("heat?by=step&signal=policy.loss&columns=100000", 400, "columns: expected 2 to 240"),
@@ -122,3 +125,18 @@ def test_with_more_ranks_than_a_summary_may_hold_their_values_come_with_the_map_
         assert len(json.dumps(news)) < 120_000
         assert all(rank["values"] == {} for rank in news["ranks"])
         assert len(ask(server, "heat")[1]["ranks"]) == 256
+
+
+def test_readings_of_a_gpu_over_time_are_bounded_and_keep_their_peaks(shown: Shown) -> None:
+    with shown.served() as server:
+        asked = "readings?entity=GPU-2&signal=device.gpu_utilization_ratio&minutes=30"
+        code, body = ask(server, asked)
+        assert code == 200
+        assert 30 <= len(body["seconds"]) <= 31
+        assert body["seconds"] == sorted(body["seconds"])
+        assert set(body["high"]) == {0.0, 0.25, 0.5, 0.75}
+    points = [(step, 1.0) for step in range(5_000)]
+    points[2_345], points[3_456] = (2_345, 9.0), (3_456, float("nan"))
+    thinned = over_time(points)
+    assert len(thinned["seconds"]) == 500
+    assert (max(thinned["high"]), sum(thinned["nonfinite"])) == (9.0, 1)

@@ -196,6 +196,12 @@ def test_gpus_and_the_sentinels_own_health_are_shown(browser: Any, shown: Shown)
         table = page.inner_text("#gpus-table").splitlines()
         assert table[0].split("\t")[1:] == ["GPU 0", "GPU 1"]
         assert table[1].split("\t") == ["utilization", "50 %", "50 %"]
+        page.click("#gpus-table button[data-signal='device.gpu_utilization_ratio']")
+        page.wait_for_selector(
+            "#readings[data-lines='2'][data-points='60'], #readings[data-lines='2'][data-points='61']"
+        )
+        page.select_option("#minutes", "360")
+        page.wait_for_selector("#readings[data-points='120']")
         assert page.inner_text("#problems") == problems[0]
         assert "20 ms, at most 300 ms" in page.inner_text("#health")
         page.click("#abstaining-more summary")

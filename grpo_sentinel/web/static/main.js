@@ -10,6 +10,7 @@ import { refreshIncidents } from "./incidents.js";
 import { startKeys } from "./keys.js";
 import { get, live, otherRun, stay } from "./net.js";
 import { drawRanks } from "./ranks.js";
+import { refreshReading } from "./readings.js";
 import { chosen, refreshSignals, search, showSignal, startSignals } from "./signals.js";
 import { drawVerdict } from "./verdict.js";
 import { refreshWalk } from "./walk.js";
@@ -52,7 +53,7 @@ async function look() {
   const began = performance.now();
   do {
     again = false;
-    await Promise.all([chartThenMap(), refreshIncidents(), refreshAbstaining(), refreshWalk()]);
+    await Promise.all([chartThenMap(), refreshIncidents(), refreshAbstaining(), refreshWalk(), refreshReading()]);
   } while (again);
   looking = false;
   timer = setTimeout(look, Math.max(LOOK_MS, Math.min(MOST_MS, SHARE * (performance.now() - began))));

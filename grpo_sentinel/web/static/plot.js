@@ -19,8 +19,8 @@ export function tableOf(lines) {
 }
 
 export class Plot {
-  constructor(target, { height, onZoom, legend = true }) {
-    Object.assign(this, { target, height, onZoom, legend, key: "", plot: null, marks: [], bad: [] });
+  constructor(target, { height, onZoom, legend = true, time = false }) {
+    Object.assign(this, { target, height, onZoom, legend, time, key: "", plot: null, marks: [], bad: [] });
     this.watcher = new ResizeObserver(() => this.plot && this.target.clientWidth && this.plot.setSize({ width: this.target.clientWidth, height: this.height }));
     this.watcher.observe(target);
   }
@@ -40,7 +40,7 @@ export class Plot {
 
   options(lines, logarithmic, unit) {
     const axis = { stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line") } };
-    const series = [{ label: "step" }], bands = [];
+    const series = [{ label: this.time ? "time" : "step" }], bands = [];
     lines.forEach((line, index) => {
       const stroke = LINES[index % LINES.length], points = { size: 4 };
       bands.push({ series: [series.length, series.length + 1], fill: `${stroke}40` });
@@ -51,8 +51,8 @@ export class Plot {
       width: this.target.clientWidth || 300,
       height: this.height,
       legend: { show: this.legend },
-      scales: { x: { time: false, range: (plot, low, high) => this.span || (low === high ? [low - 1, high + 1] : [low, high]) }, y: logarithmic ? { distr: 3 } : {} },
-      axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) }, { ...axis, size: 64, label: unit || undefined, labelSize: 18, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) }],
+      scales: { x: { time: this.time, range: (plot, low, high) => this.span || (low === high ? [low - 1, high + 1] : [low, high]) }, y: logarithmic ? { distr: 3 } : {} },
+      axes: [this.time ? axis : { ...axis, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) }, { ...axis, size: 64, label: unit || undefined, labelSize: 18, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) }],
       series,
       bands,
       hooks: { draw: [(plot) => this.paint(plot)], setSelect: this.onZoom ? [(plot) => {
