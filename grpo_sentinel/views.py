@@ -46,6 +46,7 @@ class RankStatus:
     closed_detail: str | None = None
     missed_records: int = 0
     bad_slots: int = 0
+    stopped: bool = False  # its process is there and stopped: SIGSTOP, Ctrl-Z, a frozen debugger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from grpo_sentinel.protocol import (
     run_dir,
     run_id_is_given,
 )
-from grpo_sentinel.protocol.ended import write_ended
+from grpo_sentinel.protocol.ended import mark_path, write_ended
 
 _TRAINERS = {
     "is_gradient_accumulation_boundary": "grpo_sentinel.integrations.deepspeed:follow",
@@ -49,6 +49,7 @@ _LOOP = "grpo_sentinel.integrations.torch_loop:follow"
 _current: Agent | None = None
 _watched_parent = False
 _stacks: IO[str] | None = None
+_sigterm: IO[str] | None = None
 
 
 def attach(
@@ -143,6 +144,7 @@ def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
         if settings.capture != "off":
             agent.capture = guard.run("capture", Capture, agent, directory.name)
     guard.run("stacks", _answer_stack_signal, directory, rank)
+    guard.run("sigterm", _note_sigterm, directory, rank)
     return agent
 
 
@@ -225,8 +227,25 @@ def _answer_stack_signal(directory: Path | None, rank: int) -> None:
         previous.close()
 
 
+def _note_sigterm(directory: Path | None, rank: int) -> None:
+    """On SIGTERM write this thread's stack to a file, then let the signal do what it would have done without us.
+
+    A handler in Python would wait for the collective that the thread may hang in, and the process would outlive the
+    signal. faulthandler's is C: it writes, puts the earlier handler back, and raises the signal again.
+    """
+    global _sigterm
+    if directory is None or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        return
+    previous, _sigterm = _sigterm, open(mark_path(directory, rank), "w", encoding="utf-8")  # noqa: SIM115
+    faulthandler.register(signal.SIGTERM, file=_sigterm, all_threads=False, chain=True)
+    if previous is not None:
+        previous.close()
+
+
 def _forget_parent() -> None:
     global _current, _watched_parent
+    if _sigterm is not None:
+        faulthandler.unregister(signal.SIGTERM)  # workers are ended by SIGTERM every day: that is not the rank's end
     if _current is not None:
         _watched_parent = True
         _current.disown()

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from grpo_sentinel.protocol import RankReader
 from grpo_sentinel.protocol.ended import explain
-from grpo_sentinel.protocol.liveness import process_gone
+from grpo_sentinel.protocol.liveness import process_gone, process_stopped
 from grpo_sentinel.records import EventRecord, Kind, Liveness, Mode, StepRecord
 from grpo_sentinel.views import Cursor, RankStatus
 
@@ -42,6 +42,7 @@ class RankSegment:
         self._bad_slots = 0
         self._directory = path.parent
         self._lost_ns: int | None = None
+        self._stopped = False
         self._ended = ""  # who ended it on purpose, when it has not said so itself
 
     @property
@@ -88,6 +89,7 @@ class RankSegment:
         if found is Liveness.DEAD and self.liveness is not Liveness.DEAD:
             found = self._gone(wall_ns)
         self.liveness = found
+        self._stopped = found is Liveness.ALIVE and process_stopped(self.identity)
 
     def _gone(self, wall_ns: int) -> Liveness:
         """Judge a rank that is gone without a word: ended on purpose by somebody, else dead after a moment's grace."""
@@ -124,6 +126,7 @@ class RankSegment:
             closed_detail=self._reader.closed or self._ended or None,
             missed_records=self._missed,
             bad_slots=self._bad_slots,
+            stopped=self._stopped,
         )
 
     def close(self) -> None:

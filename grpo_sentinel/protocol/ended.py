@@ -6,6 +6,11 @@
     command     how the command with this pid ended, by a signal or with a code: the last word about that process; code
                 0 of a launcher explains ranks that went without a word just before
     interrupt   Ctrl-C reached the rank with this pid: explains deaths that follow
+    rank        SIGTERM reached the rank: no line here, but text in its own file `rank-00001.sigterm`, put there by a
+                handler in C that then lets the signal do what it would have done; explains deaths that follow
+
+A SIGTERM that reached one rank of several, well before the others, ends no run: somebody picked that rank (a host short
+of memory, say), and its launcher ended the rest. That first death stays one.
 
 SIGKILL, SIGSEGV and the like explain nothing, also when a signal was passed on before.
 """
@@ -24,10 +29,16 @@ from grpo_sentinel.records import RankIdentity
 ENDED_NAME = "ended.jsonl"
 PEACEFUL = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
 """Signals by which people and schedulers end a run."""
-_WORDS = {"launcher": "forwarded by the launcher", "command": "sent to the command", "interrupt": "(Ctrl-C)"}
+_WORDS = {
+    "launcher": "forwarded by the launcher",
+    "command": "sent to the command",
+    "interrupt": "(Ctrl-C)",
+    "rank": "sent to the rank",
+}
 _PATIENT = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})  # a trainer may save and clean up first
 _PATIENT_NS, _PROMPT_NS = 600_000_000_000, 5_000_000_000  # others may be handled: what dies later dies of itself
 _SLACK_NS = 200_000_000  # between a death and a look at it
+_TOGETHER_NS = 80_000_000  # a launcher signals its ranks in one go, and looks for dead ones ten times a second
 _LATE_NS = 30_000_000_000  # between a last heartbeat and the end, where nobody watched the death
 
 
@@ -36,7 +47,7 @@ class Ended:
     """One note."""
 
     signal: int
-    by: str  # launcher | command | interrupt
+    by: str  # launcher | command | interrupt | rank
     pid: int
     wall_ns: int
     code: int = 0  # exit code, where no signal ended it
@@ -60,6 +71,11 @@ def write_ended(directory: Path, number: int, by: str, pid: int, code: int = 0) 
             os.close(descriptor)
     except OSError:
         return
+
+
+def mark_path(directory: Path, rank: int) -> Path:
+    """Name the file in which a rank's handler notes that SIGTERM came; empty as long as none did."""
+    return directory / f"rank-{rank:05d}.sigterm"
 
 
 def read_ended(directory: Path) -> list[Ended]:
@@ -94,6 +110,9 @@ def explain(
     `launch` may still have its last word about the process.
     """
     notes = [note for note in read_ended(directory) if note.wall_ns >= identity.created_wall_ns]
+    told = _reached(directory, identity)
+    if told is not None:
+        notes.append(told)
     last_word = next((note for note in notes if note.by == "command" and note.pid == identity.pid), None)
     if last_word is not None and last_word.signal and last_word.signal not in PEACEFUL:
         return None
@@ -105,6 +124,24 @@ def explain(
     if waiting and last_word is None and passed_on.by == "launcher" and passed_on.pid == identity.pid:
         return None
     return passed_on
+
+
+def _reached(directory: Path, identity: RankIdentity) -> Ended | None:
+    """Find out whether SIGTERM reached a rank as one of all of this node's ranks; None when it was picked, or not."""
+    own = mark_path(directory, identity.rank)
+    marks: dict[Path, int] = {}  # when the signal came, 0: it did not
+    try:
+        for path in directory.glob("rank-*.sigterm"):
+            found = path.stat()
+            marks[path] = found.st_mtime_ns if found.st_size else 0
+    except OSError:
+        return None
+    mine = marks.pop(own, 0)
+    if mine < identity.created_wall_ns:
+        return None
+    if marks and not any(identity.created_wall_ns <= other <= mine + _TOGETHER_NS for other in marks.values()):
+        return None
+    return Ended(signal=int(signal.SIGTERM), by="rank", pid=identity.pid, wall_ns=mine)
 
 
 def _fits(note: Ended, lost_ns: int | None, heartbeat_ns: int) -> bool:

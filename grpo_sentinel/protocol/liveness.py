@@ -145,6 +145,18 @@ def process_gone(identity: RankIdentity) -> bool | None:
     return state in "ZX" or (identity.pid_start_ticks != 0 and ticks != identity.pid_start_ticks)
 
 
+def process_stopped(identity: RankIdentity) -> bool:
+    """Tell whether the writer's process is there and stopped (SIGSTOP); False when that cannot be seen from here."""
+    if identity.boot_id != boot_id() or identity.pid_namespace != pid_namespace():
+        return False
+    try:
+        text = Path(f"/proc/{identity.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        state, ticks = parse_stat(text)
+    except (OSError, ValueError):
+        return False
+    return state == "T" and (identity.pid_start_ticks == 0 or ticks == identity.pid_start_ticks)
+
+
 def judge(*, closed: bool, held: bool, gone: bool | None, heartbeat_age_s: float, dead_seconds: float) -> Liveness:
     """Combine the signs: a free lock alone kills nobody, it takes the missing process or a stopped heartbeat."""
     if closed:

@@ -1,12 +1,13 @@
 """Ranks over time: dead, gone quietly, silent beyond what their phase usually takes, late for the others.
 
 These run per rank at every tick. What a rank waits for decides who is blamed: a rank that stands in a collective
-is innocent as long as another one has not arrived.
+is innocent as long as another one has not arrived; where several stand at one place, none of them is picked out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from grpo_sentinel.records import Heartbeat, Liveness, Phase
 from grpo_sentinel.rules.robust import SortedWindow
@@ -15,6 +16,9 @@ from grpo_sentinel.rules.view import FINE, RankState, Verdict, View, unable
 _NO_STATE = unable("no heartbeat of this rank")
 _AT_REST = (Phase.FINISHED,)
 _EXCUSED = (Phase.CHECKPOINT, Phase.EVALUATION, Phase.FINISHED)
+_ROLLOUT = (Phase.DATA, Phase.GENERATE, Phase.REWARD, Phase.LOGPROBS, Phase.WEIGHT_SYNC)  # in any order, nested too
+_SECONDS = {phase: f"time.phase_seconds[{phase.name.lower()}]" for phase in Phase}
+_STAGES = {**dict.fromkeys(_ROLLOUT, 0), Phase.FORWARD: 1, Phase.BACKWARD: 2, Phase.VOTE: 3, Phase.OPTIMIZER: 4}
 
 
 def describe(beat: Heartbeat, wall_ns: int) -> str:
@@ -80,8 +84,9 @@ class Left:
 class Silence:
     """Bad when a phase lasts longer than max(factor x the 90th percentile of its own past, floor_seconds).
 
-    Until `min_points` turns of the phase are known, `first_seconds` counts (loading, compilation, first rollout).
-    Not judged: a rank that waits for another (it stands further than the slowest), and all ranks once one is dead.
+    Until `min_points` turns of the phase are known, `first_seconds` counts (loading, compilation, first rollout). A
+    process that is stopped (SIGSTOP, a debugger) is silent after `floor_seconds` whatever its phase.
+    Not judged: a rank that waits for another (see `suspects`), and all ranks once one is dead.
     """
 
     factor: float = 5.0
@@ -94,6 +99,9 @@ class Silence:
             raise ValueError("expected factor >= 1 and floor_seconds > 0")
         self._past: dict[Phase, SortedWindow] = {}
         self._last: Heartbeat | None = None
+        self._step = 0
+        self._told: dict[Phase, float] = {}
+        self._stopped_ns: int | None = None
 
     def update(self, view: View) -> Verdict:
         state = _own(view)
@@ -101,11 +109,26 @@ class Silence:
             return _NO_STATE
         beat = state.heartbeat
         self._learn(beat)
-        if state.liveness is not Liveness.ALIVE or beat.phase in _AT_REST or _waits(view):
+        self._learn_from_record(state)
+        self._stopped_ns = (self._stopped_ns or view.wall_ns) if state.stopped else None
+        if state.liveness is not Liveness.ALIVE or beat.phase in _AT_REST:
             return FINE
-        seconds = (view.wall_ns - beat.phase_since_wall_ns) / 1e9
-        limit = self._limit(beat.phase)
-        return _verdict(view, beat, seconds, limit) if seconds > limit else FINE
+        among = suspects(view.states)
+        if view.rank not in among:
+            return FINE
+        if self._stopped_ns is not None:
+            seconds, limit = (view.wall_ns - self._stopped_ns) / 1e9, self.floor_seconds
+        else:
+            seconds, limit = (view.wall_ns - beat.phase_since_wall_ns) / 1e9, self._limit(beat.phase)
+        if seconds <= limit or view.rank != among[0]:
+            return FINE  # of several that cannot be told apart the first speaks for all
+        verdict = _verdict(view, beat, seconds, limit)
+        if self._stopped_ns is not None:
+            return replace(verdict, detail=f"{verdict.detail}, its process is stopped (SIGSTOP or a debugger)")
+        if len(among) > 1:
+            detail = f"{verdict.detail}; any of them may be the one that the others wait for"
+            return replace(verdict, ranks=among, detail=detail)
+        return verdict
 
     def _limit(self, phase: Phase) -> float:
         past = self._past.get(phase)
@@ -117,19 +140,47 @@ class Silence:
         last = self._last
         if last is not None and beat.phase_since_wall_ns > last.phase_since_wall_ns:
             # phases between two looks are missed, so a duration is only ever over-estimated: never a false alarm
-            seconds = (beat.phase_since_wall_ns - last.phase_since_wall_ns) / 1e9
-            self._past.setdefault(last.phase, SortedWindow(32)).push(seconds)
+            self._note(last.phase, (beat.phase_since_wall_ns - last.phase_since_wall_ns) / 1e9)
         self._last = beat
 
+    def _learn_from_record(self, state: RankState) -> None:
+        """Take what a step's record says of its phases: seconds of all turns together, so over-estimated again."""
+        if state.last_step <= self._step:
+            return
+        self._step = state.last_step
+        for phase, name in _SECONDS.items():
+            seconds = state.values.get(name, 0.0)
+            if seconds > 0 and seconds != self._told.get(phase):  # what no later step has said stays as it was
+                self._told[phase] = seconds
+                self._note(phase, seconds)
 
-def _waits(view: View) -> bool:
-    """Does this rank stand in a collective (or further than another), or is one dead already?"""
-    own = _own(view)
-    assert own is not None
-    alive = [state for state in view.states.values() if state.liveness is Liveness.ALIVE]
-    if any(state.liveness is Liveness.DEAD for state in view.states.values()):
-        return True
-    return any(_position(other.heartbeat) < _position(own.heartbeat) for other in alive)
+    def _note(self, phase: Phase, seconds: float) -> None:
+        self._past.setdefault(phase, SortedWindow(32)).push(seconds)
+
+
+def suspects(states: Mapping[int, RankState]) -> tuple[int, ...]:
+    """Name the ranks of which one may be what all others wait for, in order; () once a rank is dead.
+
+        a stopped process                                        it, whatever the others do
+        the ranks of the lowest step that are not in its vote    the others have come further
+        of those the phase that was entered first                whoever came later went past it ...
+                                                                 ... unless that phase comes after another's: a quick
+                                                                 rank waits in backward for one still in forward
+        all in one phase, or phase and time disagree             all of them: nobody can tell from outside
+    """
+    alive = {rank: state for rank, state in sorted(states.items()) if state.liveness is Liveness.ALIVE}
+    if not alive or any(state.liveness is Liveness.DEAD for state in states.values()):
+        return ()
+    stopped = tuple(rank for rank, state in alive.items() if state.stopped)
+    if stopped:
+        return stopped
+    lowest = min(_position(state.heartbeat) for state in alive.values())
+    behind = {rank: state.heartbeat for rank, state in alive.items() if _position(state.heartbeat) == lowest}
+    oldest = min(behind.values(), key=lambda beat: beat.phase_since_wall_ns)
+    group = tuple(rank for rank, beat in behind.items() if beat.phase is oldest.phase)
+    stages = [_STAGES[beat.phase] for beat in behind.values() if beat.phase in _STAGES]
+    contradicted = oldest.phase in _STAGES and _STAGES[oldest.phase] > min(stages)
+    return tuple(behind) if contradicted else group
 
 
 def _position(beat: Heartbeat) -> tuple[int, bool]:

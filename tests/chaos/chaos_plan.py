@@ -1,0 +1,78 @@
+"""What is done to which rank of which trainer, and when: a series drawn from one seed, so that any run can be repeated.
+
+    fault x rank x moment x step x trainer        no run depends on another; the first N are the same for every N
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+LOOP, TRL = "loop", "trl"
+
+KILL, STOP, HANG, REWARD = "kill", "stop", "hang_collective", "hang_reward"
+RAISE, NAN, MEMORY, DISK, DAEMON = "exception", "nan", "memory_limit", "full_disk", "daemon_killed"
+FAULTS = (KILL, STOP, HANG, REWARD, RAISE, NAN, MEMORY, DISK, DAEMON)
+
+MOMENTS = ("generate", "reward", "forward", "backward", "optimizer", "save")
+TRL_EVERY = 4
+"""Every so manieth run is TRL's own trainer, the others a plain DistributedDataParallel loop."""
+
+HANGS = frozenset({STOP, HANG, REWARD})
+GRAVE = frozenset(FAULTS) - {DAEMON}
+"""Faults that an incident bundle has to tell of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run."""
+
+    number: int
+    trainer: str
+    fault: str
+    rank: int
+    moment: str
+    step: int  # at which the fault acts, 1-based
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:03d}-{self.trainer}-{self.fault}-rank{self.rank}-{self.moment}-step{self.step}"
+
+    @property
+    def culprit(self) -> int | None:
+        """The rank that a finding has to name; None where nobody outside can know it, or no rank is to blame.
+
+        Not known: a rank that waits in a collective of its own while the other, in the same phase, waits for it.
+        Both stand in a collective and neither moves. TRL gathers in every phase of a rollout and in backward.
+        """
+        if self.fault == DAEMON:
+            return None
+        if self.fault == HANG and (self.moment == "backward" or (self.trainer == TRL and self.moment == "generate")):
+            return None
+        return self.rank
+
+
+def draw(count: int, seed: int = 5) -> list[Case]:
+    """Draw the first `count` runs of a series: faults in turn, all else at random."""
+    chance = random.Random(seed)
+    cases = []
+    bag: list[str] = []
+    for number in range(count):
+        if not bag:
+            bag = list(FAULTS)
+            chance.shuffle(bag)
+        fault, rank, moment = bag.pop(), chance.randrange(2), chance.choice(MOMENTS)
+        step = chance.randint(5, 14)
+        if fault == DISK:
+            rank, moment = 0, "save"  # the rank that saves
+        elif fault == REWARD:
+            moment = "reward"
+        elif fault == NAN:
+            moment = "backward"
+        elif fault == HANG and moment in ("save", "optimizer", "reward"):
+            moment = chance.choice(("generate", "forward", "backward"))
+        if moment == "save":
+            rank, step = 0, step - step % 2 + 2  # saves come at every second step
+        trainer = TRL if number % TRL_EVERY == 1 else LOOP
+        cases.append(Case(number=number, trainer=trainer, fault=fault, rank=rank, moment=moment, step=step))
+    return cases
