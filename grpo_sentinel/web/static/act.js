@@ -15,6 +15,7 @@ export function openAct(wanted) {
   const [title, means, go] = ASKED[action];
   byId("act-title").textContent = title;
   byId("act-means").textContent = `${means} Run: ${live.news.run_id}.`;
+  byId("act-token-where").textContent = `cat /dev/shm/grpo-sentinel-$(id -u)/${live.news.run_id}/daemon.json`;
   byId("act-go").textContent = go;
   byId("act-go").className = action === "checkpoint" ? "" : "danger";
   byId("act-answer").textContent = "";
