@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
-from grpo_sentinel.diagnosis.view import LogView
+from grpo_sentinel.diagnosis.view import LogView, rank_of
 from grpo_sentinel.history.logs.markers import Hit
 
 TRIES: dict[str, tuple[str, ...]] = {
@@ -78,27 +77,10 @@ def candidates_of_lines(view: LogView) -> list[Candidate]:
         if first.marker.role == "teardown":
             continue
         out.append(_candidate(view, name, first))
-    out += [found for check in (reward_function_raised, ranks_disagree) if (found := check(view)) is not None]
+    disagreement = ranks_disagree(view)
+    if disagreement is not None:
+        out.append(disagreement)
     return _absent_rank_named(view, out)
-
-
-_REACH = 60  # lines between a frame of a traceback and its last line, other ranks' lines between
-
-
-def reward_function_raised(view: LogView) -> Candidate | None:
-    """A traceback through the reward function that ends in an exception of its own, not of the GPU."""
-    for frame in view.hits.get("reward_frame", ()):
-        for error in view.hits.get("python_error", ()):
-            if error.line.source == frame.line.source and 0 < error.line.number - frame.line.number <= _REACH:
-                return Candidate(
-                    name="reward_function_raised", layer="reward", confidence=0.8, rank=_rank(error),
-                    says=f"the reward function {frame.groups.get('fn', '')} raised {error.groups['type']}: "
-                    f"{error.groups['message'][:120]}",
-                    at=frame.line.number / max(view.lines, 1), evidence=(evidence(frame), evidence(error)),
-                    tries=("make the reward function return a score for every sample, also on bad input",
-                           "run `grpo-sentinel check reward MODULE:FUNCTION`"),
-                )  # fmt: skip
-    return None
 
 
 def ranks_disagree(view: LogView) -> Candidate | None:
@@ -179,7 +161,4 @@ def evidence(hit: Hit) -> Evidence:
 
 
 def _rank(hit: Hit) -> int | None:
-    found = re.search(r"\[rank(\d+)\]|\b[Rr]ank (\d+)\b|local_rank: (\d+)", hit.line.text)
-    if not found:
-        return None
-    return int(next(group for group in found.groups() if group is not None))
+    return rank_of(hit.line.text)

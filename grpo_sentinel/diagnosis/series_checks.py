@@ -15,6 +15,7 @@ from statistics import median
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView, finite
 from grpo_sentinel.history.logs.formats import Row
+from grpo_sentinel.history.logs.names import canonical
 
 Point = tuple[int, Row, float]
 
@@ -47,9 +48,9 @@ def first_nonfinite_reward(view: LogView) -> Candidate | None:
 
 
 def _is_reward_mean(raw: str) -> bool:
-    return raw == "reward" or (raw.startswith("rewards/") and not raw.endswith("/std")) or raw in (
-        "critic/score/mean", "critic/rewards/mean", "Avg Reward", "average reward score",
-    )  # fmt: skip
+    if raw.startswith("rewards/"):
+        return not raw.endswith("/std")
+    return raw == "critic/rewards/mean" or canonical(raw) == "reward.mean"
 
 
 def group_of_one(view: LogView) -> Candidate | None:
@@ -337,9 +338,9 @@ def gradient_spike(view: LogView) -> Candidate | None:
     values = [p[2] for p in points if p[2] > 0]
     if len(values) < 6:
         return None
-    middle = median(values)
+    middle, second = median(values), sorted(values)[-2]
     for index, row, value in points:
-        if value > 10 * middle:
+        if value > 10 * middle and value > 3 * second:  # several high ones are a heavy tail, which is normal
             return found(
                 view, "gradient_spike", "gradient", 0.45, index, row,
                 f"the gradient norm is {value:.3g} against a median of {middle:.3g}", role="symptom",

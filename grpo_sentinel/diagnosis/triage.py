@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from grpo_sentinel.diagnosis.absence_checks import ABSENCE_CHECKS
 from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
 from grpo_sentinel.diagnosis.series_checks import CHECKS
+from grpo_sentinel.diagnosis.traceback_checks import GENERIC, candidates_of_tracebacks
 from grpo_sentinel.diagnosis.trend_checks import TREND_CHECKS
 from grpo_sentinel.diagnosis.verdict import Candidate, Diagnosis
 from grpo_sentinel.diagnosis.view import LogView, view_of
@@ -28,9 +30,13 @@ def diagnose(lines: Iterable[Line]) -> Diagnosis:
 def judge(view: LogView) -> Diagnosis:
     """Weigh what a view holds."""
     lines = candidates_of_lines(view)
-    series = [found for check in (*CHECKS, *TREND_CHECKS) if (found := check(view)) is not None]
+    series = [found for check in (*CHECKS, *TREND_CHECKS, *ABSENCE_CHECKS) if (found := check(view)) is not None]
     notes = _normal(view)
     lines = [c for c in lines if not (c.name == "overflow" and _calibrating(view))]
+    lines = [c for c in lines if not _explained(c, view)]
+    lines += candidates_of_tracebacks(view)
+    lines, gone_by = _without_survived(lines, view)
+    notes += gone_by
     candidates = sorted(lines + series, key=_rank_of)
     verdict = candidates[0] if candidates else _nothing(view)
     if verdict.role == "witness":
@@ -44,6 +50,40 @@ def judge(view: LogView) -> Diagnosis:
         formats=tuple(sorted({row.format for row in view.rows})),
         sources=tuple(sorted(view.last_lines)),
     )
+
+
+def _explained(candidate: Candidate, view: LogView) -> bool:
+    """A general marker on the last line of a traceback that runs through a reward function: the traceback says more."""
+    if candidate.name not in GENERIC or candidate.name == "python_error":
+        return False
+    return any(found.layer == "reward" and found.evidence[0].line == candidate.evidence[0].line
+               for found in candidates_of_tracebacks(view))  # fmt: skip
+
+
+LASTING = frozenset(
+    ("xid", "fallen_off_bus", "ecc", "gpu_lost", "device_handle", "double_bit", "uncorrectable_nvlink", "host_oom_ray",
+     "host_oom_kernel", "host_oom_cgroup", "shm_full", "disk_full", "quota", "nvml_init", "driver_mismatch", "ib_error",
+     "ib_event", "ib_status", "reward_none", "reward_error", "kl_negative", "overflow", "scale_minimum", "cache_flush",
+     "sleep_residue", "skipped_count", "machine_check", "pcie_error")
+)  # fmt: skip
+"""Lines that stay true although the run goes on after them; all others would have ended it, or were said in passing."""
+
+
+def _without_survived(found: list[Candidate], view: LogView) -> tuple[list[Candidate], list[str]]:
+    """Drop what the run outlived: a text quoted in a completion, an error that was caught."""
+    kept, notes = [], []
+    outlived = {
+        f"{t.last.source}:{t.last.number}"
+        for n, (t, _) in enumerate(view.tracebacks)
+        if view.survived(f"traceback {n}")
+    }
+    for one in found:
+        place = f"{one.evidence[0].source}:{one.evidence[0].line}" if one.evidence else ""
+        if one.name in LASTING or not (view.survived(one.name) or place in outlived):
+            kept.append(one)
+        elif one.role != "teardown" and one.name != "reward_frame":
+            notes.append(f"the run went on after: {one.says[:160]}")
+    return kept, notes[:5]
 
 
 def _rank_of(candidate: Candidate) -> tuple[int, float]:

@@ -7,6 +7,7 @@ the first and the count are kept. Rows in which a value stops being finite are n
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from grpo_sentinel.history.logs.formats import Row, RowReader
 from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.markers import Hit, find_marker
 from grpo_sentinel.history.logs.names import canonical
+from grpo_sentinel.history.logs.tracebacks import Traceback, TracebackReader
 
 MAX_ROWS = 8000
 MAX_HITS = 50
@@ -34,6 +36,12 @@ class LogView:
     max_rank: int = -1  # highest `[rankN]` that any line begins with
     finished: bool = False  # the trainer printed its closing summary
     total_steps: int | None = None
+    tracebacks: list[tuple[Traceback, str | None]] = field(default_factory=list)  # and the marker of its last line
+    _rows_of: Counter[str] = field(default_factory=Counter)  # rows of a source since its last restart
+    _restarts: Counter[str] = field(default_factory=Counter)
+    _last_step: dict[str, int] = field(default_factory=dict)
+    _moments: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # of the last hit: source, rows, restarts
+    _stacks: TracebackReader = field(default_factory=TracebackReader)
     _reader: RowReader = field(default_factory=RowReader)
     _stride: int = 1
     _named: int = -1
@@ -52,12 +60,25 @@ class LogView:
         if got:
             return
         hit = find_marker(line)
+        ended = self._stacks.feed(line)
+        if ended is not None and len(self.tracebacks) < MAX_HITS:
+            self.tracebacks.append((ended, hit.marker.name if hit is not None else None))
+            self._moments[f"traceback {len(self.tracebacks) - 1}"] = self._moment(line.source)
         if hit is not None:
+            self._moments[hit.marker.name] = self._moment(line.source)
             self.hit_counts[hit.marker.name] += 1
             self.last_hits[hit.marker.name] = hit
             kept = self.hits.setdefault(hit.marker.name, [])
             if len(kept) < MAX_HITS:
                 kept.append(hit)
+
+    def _moment(self, source: str) -> tuple[str, int, int]:
+        return source, self._rows_of[source], self._restarts[source]
+
+    def survived(self, name: str) -> bool:
+        """Tell whether three more rows followed in the same file after the last hit of a kind, without a restart."""
+        source, rows, restarts = self._moments.get(name, ("", 0, 0))
+        return self._restarts[source] == restarts and self._rows_of[source] - rows >= 3
 
     def _note_rank(self, text: str) -> None:
         rank = text[5:11].partition("]")[0]
@@ -75,6 +96,7 @@ class LogView:
             self.finished = True
             return
         self.rows_seen += 1
+        self._note_row(row)
         self.total_steps = row.total_steps or self.total_steps
         broken = any(value is None or not math.isfinite(value) for value in row.raw.values())
         if broken or self.rows_seen % self._stride == 0:
@@ -83,6 +105,14 @@ class LogView:
             self._stride *= 2
             keep = self.rows[:50] + self.rows[50:-50:2] + self.rows[-50:]
             self.rows = keep
+
+    def _note_row(self, row: Row) -> None:
+        self._rows_of[row.source] += 1
+        if row.step is None:
+            return
+        if row.step < self._last_step.get(row.source, 0) - 1:
+            self._restarts[row.source] += 1
+        self._last_step[row.source] = row.step
 
     # ---- questions that the checks ask
 
@@ -120,6 +150,15 @@ class LogView:
         """Earliest fault line of some kinds."""
         found = [self.hits[name][0] for name in names if name in self.hits]
         return min(found, key=lambda hit: hit.line.number) if found else None
+
+
+_RANK = re.compile(r"\[rank(\d+)\]|\b[Rr]ank (\d+)\b|local_rank: (\d+)")
+
+
+def rank_of(text: str) -> int | None:
+    """Read the rank that a line names, None when it names none."""
+    found = _RANK.search(text)
+    return int(next(group for group in found.groups() if group is not None)) if found else None
 
 
 def view_of(lines: Iterable[Line]) -> LogView:

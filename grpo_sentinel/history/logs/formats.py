@@ -147,12 +147,12 @@ def parse_openrlhf(line: Line) -> Row | None:
     return _row("openrlhf", line, int(found[1]), _pairs(found[2])) if found else None
 
 
-_SLIME = re.compile(r"\bstep (\d+)\s*:\s*(\{.*)")
+_SLIME = re.compile(r"\b(?:step|rollout) (\d+)\s*:\s*(\{.*)")
 
 
 def parse_slime(line: Line) -> Row | None:
-    """slime and miles: `step 1: {'train/loss': ...}`."""
-    if "step " not in line.text or "{" not in line.text:
+    """slime and miles: `step 1: {'train/loss': ...}`, `rollout 1: {'rollout/raw_reward': ...}`."""
+    if "{" not in line.text:
         return None
     found = _SLIME.search(line.text)
     if not found:
@@ -240,38 +240,62 @@ def parse_advantages(line: Line) -> Row | None:
 
 
 _PLAIN_STEP = re.compile(r"(?:^|\b)(?:step|iter(?:ation)?|epoch)\s*[:=]?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.IGNORECASE)
-_PLAIN_GATE = re.compile(r"(?:loss|grad_norm|reward)[\w/.]*\s*[=:]\s*[-+.\dnNiI]")
+_PLAIN_GATE = re.compile(r"(?:loss|grad_norm|reward)[\w/.]*\s*[=: ]\s*[-+.\dnNiI]")
 _PLAIN_PAIR = re.compile(rf"\b([A-Za-z][\w/.]*)\s*[=:]\s*({_NUMBER})(?:\s*\(({_NUMBER})\))?(?![\w.])")
+_WORD_PAIR = re.compile(
+    rf"\b((?:policy_|pg_|train_)?loss|grad_?norm|reward|reward_std|kl|lr|learning_rate|entropy)\s+({_NUMBER})(?![\w.])"
+)
 
 
 def parse_plain(line: Line) -> Row | None:
-    """A plain loop: `step 10/611  loss=12.1181  lr=1.97e-04`, and AMP's `grad_norm: 0.3922 (nan)` (value, mean)."""
+    """A plain loop: `step 10/611  loss=12.1181  lr=1.97e-04`, AMP's `grad_norm: 0.3922 (nan)` (value, mean), and
+    `iter 10 | loss 0.52 | grad_norm 0.3`.
+    """
     text = line.text
     if _PLAIN_GATE.search(text) is None:
         return None
     raw = {m[1]: number(m[2]) for m in _PLAIN_PAIR.finditer(text) if m[1].lower() not in ("step", "epoch", "iter")}
     raw = {name: value for name, value in raw.items() if canonical(name) or "loss" in name}
     step = _PLAIN_STEP.search(text)
+    if not raw:
+        for found in _WORD_PAIR.finditer(text):
+            raw.setdefault(found[1].replace("gradnorm", "grad_norm"), number(found[2]))
+        if len(raw) < (1 if step else 3):  # prose rarely holds three pairs
+            return None
     if not raw or (step is None and len(raw) < 2):
         return None
     return _row("plain", line, int(step[1]) if step else None, raw, int(step[2]) if step and step[2] else None)
 
 
-def parse_table(line: Line) -> Row | None:
-    """A notebook's `Step | Training Loss` table: rows of numbers between bars or tabs."""
-    text = line.text.strip().strip("|")
-    parts = [part.strip() for part in re.split(r"\s*\|\s*|\t", text)] if ("|" in text or "\t" in text) else []
-    if len(parts) < 2 or not parts[0].isdigit():
+_CELLS = re.compile(r"\s*\|\s*|\t+")
+_NAMES = {"training loss": "loss", "loss": "loss", "validation loss": "eval_loss"}
+
+
+def table_head(text: str) -> tuple[str, ...] | None:
+    """Names of the columns of a notebook's table: `Step | Training Loss | reward | ...`; None for any other line."""
+    cells = _cells(text)
+    if len(cells) < 2 or cells[0] != "Step" or not any(cell.lower() in _NAMES for cell in cells[1:]):
         return None
-    values = [number(part) for part in parts[1:]]
-    if any(value is None for value in values):
+    return tuple(_NAMES.get(cell.lower(), cell.replace(" / ", "/")) for cell in cells[1:])
+
+
+def table_row(line: Line, names: tuple[str, ...]) -> Row | None:
+    """One row of numbers below such a head."""
+    cells = _cells(line.text)
+    if len(cells) < 2 or not cells[0].isdigit() or len(cells) > len(names) + 1 or len(cells[0]) > 9:
         return None
-    return _row("table", line, int(parts[0]), {"loss": values[0]})
+    raw = {name: number(cell) for name, cell in zip(names, cells[1:], strict=False) if _NUMBER_TEXT.fullmatch(cell)}
+    return _row("table", line, int(cells[0]), raw) if raw else None
+
+
+def _cells(text: str) -> list[str]:
+    return [cell.strip() for cell in _CELLS.split(text.strip().strip("|").strip())]
 
 
 PARSERS: tuple[tuple[str, Callable[[Line], Row | None]], ...] = (
     ("lobal step ", parse_openrlhf),
     ("step ", parse_slime),
+    ("rollout ", parse_slime),
     ("step:", parse_verl),
     ("iteration", parse_megatron),
     ("act_loss:", parse_deepspeed_chat),
@@ -315,6 +339,7 @@ class RowReader:
 
     bars: dict[str, tuple[int, int]] = field(default_factory=dict)
     _block: dict[str, Row] = field(default_factory=dict)
+    _heads: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def feed(self, line: Line) -> Iterator[Row]:
         """Give the rows that this line completes (mostly none or one)."""
@@ -332,6 +357,16 @@ class RowReader:
                 raw[pair[1].strip()] = number(pair[2])
                 self._block[line.source] = _row("nemo", line, block.step, raw, block.total_steps)
             return
+        if "Step" in text and "oss" in text:
+            head = table_head(text)
+            if head is not None:
+                self._heads[line.source] = head
+                return
+        elif self._heads and line.source in self._heads and ("|" in text or "\t" in text):
+            cell_row = table_row(line, self._heads[line.source])
+            if cell_row is not None:
+                yield cell_row
+                return
         if "it]" in text or "s/it" in text or "it/s" in text:
             bar = _BAR.search(text)
             if bar:

@@ -88,6 +88,17 @@ EXACT: dict[str, str] = {
     "train/entropy_loss": "policy.entropy_nats",
     "train/train_rollout_logprob_abs_diff": "policy.sampling_gap_mean_nats",
     "train/lr-pg_0": "optimizer.learning_rate",
+    "kl_loss": "policy.kl_loss",
+    "pg_loss": "policy.pg_loss",
+    "rollout/raw_reward": "reward.mean",
+    "rollout/response_lengths": "data.completion_length_mean",
+    "rollout/response_len/mean": "data.completion_length_mean",
+    "rollout/truncated": "data.truncated_ratio",
+    "rollout/truncated_ratio": "data.truncated_ratio",
+    # EasyR1, older OpenRLHF
+    "reward/overall": "reward.mean",
+    "truncated": "data.truncated_ratio",
+    "truncated_rate": "data.truncated_ratio",
     # DeepSpeed-Chat, trlX, Megatron
     "act_loss": "policy.loss",
     "losses/policy_loss": "policy.loss",

@@ -1,0 +1,135 @@
+"""From a whole traceback to a candidate: its frames tell whose work failed when its last line alone does not."""
+
+from __future__ import annotations
+
+import re
+
+from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
+from grpo_sentinel.diagnosis.view import LogView, rank_of
+from grpo_sentinel.history.logs.tracebacks import Frame, Traceback
+
+PASSED_ON = re.compile(
+    r"RayTaskError|RayActorError|ActorDied|ActorUnavailable|ChildFailedError|CalledProcessError|EngineDead|EngineCore"
+    r"|ProcessExited|ProcessRaised|DistBackendError|BrokenPipe|EOFError|KeyboardInterrupt|SystemExit|CancelledError"
+    r"|GetTimeoutError|WorkerCrashed|BrokenProcessPool|AcceleratorError"
+)
+"""Exceptions that only pass on that something else ended: no cause in themselves."""
+
+_TYPES: tuple[tuple[str, str], ...] = (
+    (
+        r"Unicode(?:De|En)codeError|JSONDecodeError|DatasetGenerat|ArrowInvalid|TemplateError|UndefinedError"
+        r"|ParserError",
+        "data",
+    ),
+    (
+        r"Connection|Disconnected|Dist\w*Error|Rendezvous|ReadTimeout|ConnectTimeout|HTTPError|gaierror|ProxyError",
+        "communication",
+    ),
+    (r"MemoryError", "memory"),
+    (
+        r"ImportError|ModuleNotFoundError|SyntaxError|IndentationError|NameError|PermissionError|HfHub"
+        r"|RepositoryNotFound",
+        "tooling",
+    ),
+)
+_FRAMES: tuple[tuple[str, str], ...] = (
+    (r"/datasets/|/pyarrow/|/pandas/|collat|dataloader|data_loader|tokenization|chat_template|data_utils|dataset|rl_data"
+     r"|/jinja2/|/json/|(?:^|/)data(?:_\w+)?\.py|_prepare_data|preprocess|postprocess_data|padding", "data"),
+    (r"/torch/optim/|lr_scheduler|/bitsandbytes/optim|_optimizer_step|optimizer\.py", "optimizer"),
+    (r"/torch/autograd/|/torch/_tensor\.py backward", "gradient"),
+    (r"/torch/distributed/(?!fsdp)|/requests/|/httpx/|/urllib3/|/aiohttp/|vllm_client", "communication"),
+)  # fmt: skip
+_REWARD = re.compile(r"reward|compute_score|grader|verifier|math_verify|latex2sympy|judge", re.IGNORECASE)
+_REWARD_MODEL = re.compile(r"/(?:transformers/models|torch/nn|vllm)/")
+_CALLER = re.compile(r"_calculate_rewards|compute_reward")  # the trainer's side of the call
+
+GENERIC = ("python_error", "not_implemented", "deprecated_arg", "missing_attribute", "missing_argument",
+           "reward_missing", "reward_error", "index_range", "column_missing")  # fmt: skip
+"""Markers whose meaning depends on the frames above them."""
+
+
+def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
+    """Give a candidate for every traceback whose exception no marker explains by itself."""
+    out = []
+    for traceback, marker in view.tracebacks:
+        if marker is not None and marker not in GENERIC:
+            continue
+        found = _candidate(view, traceback)
+        if found is not None:
+            out.append(found)
+    return out
+
+
+def _candidate(view: LogView, traceback: Traceback) -> Candidate | None:
+    if PASSED_ON.search(traceback.type):
+        return None
+    function = _reward_function(traceback.frames)
+    what = f"{traceback.type}: {traceback.message[:120]}" if traceback.message else traceback.type
+    rank = rank_of(traceback.last.text)
+    at = traceback.last.number / max(view.lines, 1)
+    seen = (Evidence(source=traceback.last.source, line=traceback.last.number, text=traceback.last.text.strip()[:300]),)
+    if function is not None:
+        return Candidate(
+            name="reward_function_raised", layer="reward", confidence=0.8, rank=rank, at=at, evidence=seen,
+            says=f"the reward function {function} raised {what}",
+            tries=("make the reward function return a score for every sample, also on bad input",
+                   "run `grpo-sentinel check reward MODULE:FUNCTION`"),
+        )  # fmt: skip
+    layer = _layer(traceback)
+    if layer is None:
+        return None
+    where = traceback.frames[-1]
+    return Candidate(
+        name="python_exception", layer=layer, confidence=0.55, rank=rank, at=at, evidence=seen,
+        says=f"{what} in {where.function} of {where.path.rpartition('/')[2]} ended the process",
+        tries=_TRIES.get(layer, ("read the frames above: the last one of your own code is the place to look at",)),
+    )  # fmt: skip
+
+
+_TRIES = {
+    "data": ("run `grpo-sentinel check data FILE`", "look at the sample that the last frame handled"),
+    "optimizer": ("compare the optimizer's parameter groups with the model's parameters that require grad",),
+    "communication": ("is the server on the other end up, and does a firewall or proxy stand between?",),
+    "tooling": ("compare the installed versions with those the trainer asks for: `grpo-sentinel check environment`",
+                "read the frames above: the last one of your own code is the place to look at"),
+}  # fmt: skip
+
+
+def _reward_function(frames: tuple[Frame, ...]) -> str | None:
+    """Name the innermost function of a reward; None where the failure lies in a model that gives the reward."""
+    for place in range(len(frames) - 1, -1, -1):
+        frame = frames[place]
+        if not _REWARD.search(f"{frame.path} {frame.function}"):
+            continue
+        inner = frames[place + 1 :]
+        if any(_REWARD_MODEL.search(one.path) for one in inner):
+            return None
+        if _CALLER.search(frame.function) and inner:
+            return inner[0].function
+        if frame.function.startswith("_generate") or frame.function == "<module>":
+            continue
+        return frame.function
+    return None
+
+
+def _layer(traceback: Traceback) -> str | None:
+    for pattern, layer in _TYPES:
+        if re.search(pattern, traceback.type):
+            return layer
+    for frame in reversed(traceback.frames):
+        place = f"{frame.path} {frame.function}"
+        for pattern, layer in _FRAMES:
+            if re.search(pattern, place):
+                return layer
+    if traceback.type.rpartition(".")[2] in ("KeyError", "IndexError") and _about_samples(traceback):
+        return "data"
+    if traceback.type.rpartition(".")[2] in ("RuntimeError", "Exception", "TimeoutError"):
+        return None  # too general without a frame that speaks
+    return "tooling"
+
+
+def _about_samples(traceback: Traceback) -> bool:
+    """A key of a sample is missing: the frame handles inputs, or the key is one that data sets have."""
+    key = traceback.message.strip("'\"")
+    return key in ("prompt", "completion", "answer", "solution", "messages", "text", "input_ids", "labels", "chosen",
+                   "rejected", "images", "question", "ground_truth", "data_source", "reward_model")  # fmt: skip
