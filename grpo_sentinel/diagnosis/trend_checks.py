@@ -205,7 +205,10 @@ def isolated_nan_loss(view: LogView) -> Candidate | None:
         return None
     points = view.series(*LOSS)
     bad = [p for p in points if not math.isfinite(p[2])]
-    if len(bad) != 1 or len(points) < 3 or bad[0] in (points[0], points[-1]):
+    if not bad or len(points) < 3 or len(bad) > max(1, len(points) // 3):
+        return None
+    places = {p[0] for p in bad}
+    if points[0] in bad or points[-1] in bad or any(place + 1 in places for place in places):
         return None
     index, row, value = bad[0]
     return found(

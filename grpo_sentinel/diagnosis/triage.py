@@ -112,7 +112,7 @@ def _nothing(view: LogView) -> Candidate:
             says=f"{view.lines} lines hold neither a metric row nor a fault line that is known",
             would_decide=("the trainer's own output from its start to its end, from every rank",),
         )
-    certainty = 0.6 if view.rows_seen < 5 else 0.8
+    certainty = 0.35 if view.rows_seen < 3 else 0.6 if view.rows_seen < 5 else 0.8
     return Candidate(
         name="healthy",
         layer="none",

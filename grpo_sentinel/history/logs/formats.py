@@ -243,7 +243,7 @@ _PLAIN_STEP = re.compile(r"(?:^|\b)(?:step|iter(?:ation)?|epoch)\s*[:=]?\s*\[?(\
 _PLAIN_GATE = re.compile(r"(?:loss|grad_norm|reward)[\w/.]*\s*[=: ]\s*[-+.\dnNiI]")
 _PLAIN_PAIR = re.compile(rf"\b([A-Za-z][\w/.]*)\s*[=:]\s*({_NUMBER})(?:\s*\(({_NUMBER})\))?(?![\w.])")
 _WORD_PAIR = re.compile(
-    rf"\b((?:policy_|pg_|train_)?loss|grad_?norm|reward|reward_std|kl|lr|learning_rate|entropy)\s+({_NUMBER})(?![\w.])"
+    rf"\b((?:policy_|pg_|train_|lm )?loss|grad[_ ]?norm|reward|reward_std|kl|lr|learning_rate|entropy)\s+({_NUMBER})(?!\w|\.|\s*->)"
 )
 
 
