@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_sentinel.records import Finding
+from grpo_sentinel.records import Finding, Severity
 from grpo_sentinel.rules.rule import Rule
 
 ORDER = ("optimizer", "gradient", "policy", "reward", "data", "memory", "device", "time", "sentinel")
@@ -26,7 +26,8 @@ class Stop:
 
     layer: str
     wrong: tuple[Finding, ...]  # by onset
-    fine: tuple[str, ...]  # rules that judged and found nothing
+    noted: tuple[Finding, ...]  # worth knowing, nothing wrong: by onset
+    fine: tuple[str, ...]  # rules that judged and found nothing wrong
     unseen: Mapping[str, str]  # rule -> why it could not judge
     questions: Mapping[str, str]  # question -> wrong, fine, fine as far as seen, not seen
 
@@ -87,20 +88,26 @@ def walk(
     for rule in rules:
         by_layer.setdefault(rule.layer, []).append(rule)
     stops = tuple(_stop(layer, members, told, abstaining) for layer, members in by_layer.items())
-    root = _root([finding for some in told.values() for finding in some])
+    root = _root([finding for some in told.values() for finding in some if finding.severity > Severity.NOTE])
     before = [path for step, path in checkpoints if root is not None and step < root.onset_step]
     return Walk(stops=stops, root=root, checkpoint=before[-1] if before else "")
 
 
 def _stop(layer: str, rules: Iterable[Rule], told: Mapping[str, list[Finding]], abstaining: Mapping[str, str]) -> Stop:
     wrong: list[Finding] = []
+    noted: list[Finding] = []
     fine: list[str] = []
     unseen: dict[str, str] = {}
     answers: dict[str, list[str]] = {question: [] for question in QUESTIONS}
     for rule in rules:
-        if rule.name in told:
-            wrong += told[rule.name]
+        grave = [finding for finding in told.get(rule.name, ()) if finding.severity > Severity.NOTE]
+        noted += [finding for finding in told.get(rule.name, ()) if finding.severity is Severity.NOTE]
+        if grave:
+            wrong += grave
             answer = WRONG
+        elif rule.name in told:
+            fine.append(rule.name)
+            answer = FINE
         elif rule.name in abstaining:
             unseen[rule.name] = abstaining[rule.name]
             answer = UNSEEN
@@ -108,9 +115,19 @@ def _stop(layer: str, rules: Iterable[Rule], told: Mapping[str, list[Finding]], 
             fine.append(rule.name)
             answer = FINE
         answers[question_of(rule)].append(answer)
-    wrong.sort(key=lambda finding: (finding.onset_step, -int(finding.severity), finding.finding_id))
     questions = {question: _sum(given) for question, given in answers.items() if given}
-    return Stop(layer=layer, wrong=tuple(wrong), fine=tuple(fine), unseen=unseen, questions=questions)
+    return Stop(
+        layer=layer,
+        wrong=_by_onset(wrong),
+        noted=_by_onset(noted),
+        fine=tuple(fine),
+        unseen=unseen,
+        questions=questions,
+    )
+
+
+def _by_onset(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda one: (one.onset_step, -int(one.severity), one.finding_id)))
 
 
 def question_of(rule: Rule) -> str:
@@ -151,7 +168,8 @@ def as_json(walk: Walk) -> dict[str, Any]:
         "layers": [
             {
                 "layer": stop.layer, "state": stop.state, "questions": dict(stop.questions),
-                "wrong": [finding.finding_id for finding in stop.wrong], "fine": list(stop.fine),
+                "wrong": [finding.finding_id for finding in stop.wrong],
+                "noted": [finding.finding_id for finding in stop.noted], "fine": list(stop.fine),
                 "not_seen": dict(stop.unseen),
             }
             for stop in walk.stops
@@ -168,6 +186,7 @@ def as_lines(walk: Walk) -> list[str]:
         if stop.questions:
             out.append("    " + "; ".join(f"{question} {answer}" for question, answer in stop.questions.items()))
         out += [f"    ✗ since step {finding.onset_step}: {finding.message} [{finding.rule}]" for finding in stop.wrong]
+        out += [f"    · step {finding.onset_step}: {finding.message} [{finding.rule}]" for finding in stop.noted]
         reasons: dict[str, list[str]] = {}
         for rule, reason in stop.unseen.items():
             reasons.setdefault(reason, []).append(rule)

@@ -81,3 +81,14 @@ def test_the_newest_checkpoint_from_before_the_first_wrong_step_is_named() -> No
     way = walk(engine.rules, found[:1], engine.abstaining(), engine.checkpoints)
     assert (way.last_healthy_step, way.checkpoint) == (10, "out/checkpoint-8")
     assert "last healthy step 10, checkpoint out/checkpoint-8" in way.conclusion
+
+
+def test_a_note_is_told_and_makes_no_layer_wrong() -> None:
+    way = walked({}, {"optimizer.step_skipped": 1.0, "optimizer.skipped_updates": 1.0})
+    at = stops(way)["optimizer"]
+    assert [finding.rule for finding in at.noted] == ["update_skipped"]
+    assert not at.wrong
+    assert at.state != "wrong"
+    assert way.root is None
+    assert "    · step 2: the gate stopped the update of step 2 [update_skipped]" in as_lines(way)
+    assert as_json(way)["layers"][0]["noted"] == [at.noted[0].finding_id]
