@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
+from grpo_sentinel.diagnosis.reading import read_into
 from grpo_sentinel.diagnosis.redact import redact
 from grpo_sentinel.diagnosis.triage import judge
 from grpo_sentinel.diagnosis.verdict import Diagnosis
 from grpo_sentinel.diagnosis.view import LogView
-from grpo_sentinel.history.logs.formats import Row
-from grpo_sentinel.history.logs.lines import Line, expand, follow, read_lines
-from grpo_sentinel.history.sources.base import Progress, opened
-from grpo_sentinel.history.sources.state import entries, numbers
+from grpo_sentinel.history.logs.lines import Line, expand, follow
 
 
 @click.command()
@@ -37,7 +33,8 @@ def diagnose(logs: tuple[str, ...], as_json: bool, markdown: bool, watch: bool) 
         return _follow(names[0])
     view = LogView()
     for name in names:
-        _read(view, name)
+        for note in read_into(view, name):
+            click.echo(f"grpo-sentinel: {name}: {note}", err=True)
     view.close()
     found = judge(view)
     if as_json:
@@ -47,28 +44,6 @@ def diagnose(logs: tuple[str, ...], as_json: bool, markdown: bool, watch: bool) 
     else:
         click.echo(_text(found))
     return {"none": 0, "undetermined": 4}.get(found.verdict.layer, 1)
-
-
-def _read(view: LogView, name: str) -> None:
-    if name.endswith("trainer_state.json"):
-        _read_state(view, name)
-        return
-    for line in read_lines(name):
-        view.feed(line)
-
-
-def _read_state(view: LogView, name: str) -> None:
-    """Read `trainer_state.json` entry by entry; one that is cut off gives what stands before."""
-    progress = Progress()
-    with opened(Path(name), progress) as file:
-        for number, entry in enumerate(entries(file, progress), 1):
-            raw = numbers(entry)
-            step = raw.pop("step", None)
-            at = int(step) if step is not None and math.isfinite(step) else None
-            view.lines += 1
-            view.add(Row(format="trainer_state", source=name, line=number, step=at, raw=raw))
-    for note in progress.notes:
-        click.echo(f"grpo-sentinel: {name}: {note}", err=True)
 
 
 def _follow(name: str) -> int:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,7 +31,7 @@ class Bundle:
         try:
             self.manifest = read_manifest(path)
             self.about = _about(self.manifest["incident"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise SentinelError(f"{error}; `grpo-sentinel incident list` names those that can be read") from error
 
     def damage(self) -> list[str]:
@@ -60,7 +61,7 @@ class Bundle:
                 trainer=settings["trainer"], sentinel=settings["sentinel"], attached=self._attached(),
                 missing=dict(self.manifest.get("missing", {})),
             )  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SentinelError(f"{self.path} is damaged: {type(error).__name__}: {error}") from error
 
     def findings(self) -> tuple[Finding, ...]:
@@ -87,7 +88,16 @@ class Bundle:
                     yield make(json.loads(line))
         except FileNotFoundError:
             return
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            zlib.error,
+        ) as error:
             raise SentinelError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
     def _json(self, name: str) -> Any:
@@ -150,7 +160,7 @@ def _unpack(path: Path, place: Path) -> Path:
                 if total > _MOST_BYTES:
                     raise SentinelError(f"{path} unpacks to more than {_MOST_BYTES:,} bytes")
                 _unpack_file(archive, member, place / name)
-    except (OSError, EOFError, tarfile.TarError) as error:
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
         raise SentinelError(f"{path} cannot be unpacked: {error}") from error
     folders = [entry for entry in place.iterdir() if entry.is_dir()]
     return folders[0] if len(folders) == 1 else place

@@ -135,4 +135,4 @@ SUFFIXES = (".log", ".txt", ".out", ".err", ".json", ".jsonl", ".gz", ".csv")
 
 
 def _looks_like_log(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES or path.name in ("stdout", "stderr")
+    return path.suffix.lower() in SUFFIXES or path.name in ("stdout", "stderr") or "tfevents" in path.name

@@ -65,7 +65,11 @@ def csv_rows(lines: Iterable[str], progress: Progress) -> Iterator[dict[str, Any
     stream = (line.replace("\r", "") for line in lines)  # the csv module refuses a lone carriage return
     head = next(stream, "").lstrip("﻿")
     delimiter = max(",;\t", key=head.count)
-    names = [_column(name) for name in next(csv.reader([head], delimiter=delimiter), [])]
+    try:
+        names = [_column(name) for name in next(csv.reader([head], delimiter=delimiter), [])]
+    except csv.Error as error:
+        progress.notes.append(f"the first row is no head of a table: {error}")
+        return
     metric = next((names.index(name) for name in _METRICS if name in names), None)
     if metric is not None and "value" in names:
         yield from _wide(csv.reader(stream, delimiter=delimiter), names, metric)
