@@ -7,6 +7,7 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -50,6 +51,8 @@ _current: Agent | None = None
 _watched_parent = False
 _stacks: IO[str] | None = None
 _sigterm: IO[str] | None = None
+_uncaught: object = None
+_before_sigterm: object = None  # Python's view of the handler when ours was put before it
 
 
 def attach(
@@ -145,6 +148,7 @@ def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
             agent.capture = guard.run("capture", Capture, agent, directory.name)
     guard.run("stacks", _answer_stack_signal, directory, rank)
     guard.run("sigterm", _note_sigterm, directory, rank)
+    guard.run("exceptions", _watch_uncaught)
     return agent
 
 
@@ -233,9 +237,10 @@ def _note_sigterm(directory: Path | None, rank: int) -> None:
     A handler in Python would wait for the collective that the thread may hang in, and the process would outlive the
     signal. faulthandler's is C: it writes, puts the earlier handler back, and raises the signal again.
     """
-    global _sigterm
+    global _sigterm, _before_sigterm
     if directory is None or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         return
+    _before_sigterm = signal.getsignal(signal.SIGTERM)
     previous, _sigterm = _sigterm, open(mark_path(directory, rank), "w", encoding="utf-8")  # noqa: SIM115
     faulthandler.register(signal.SIGTERM, file=_sigterm, all_threads=False, chain=True)
     if previous is not None:
@@ -244,7 +249,7 @@ def _note_sigterm(directory: Path | None, rank: int) -> None:
 
 def _forget_parent() -> None:
     global _current, _watched_parent
-    if _sigterm is not None:
+    if _sigterm is not None and signal.getsignal(signal.SIGTERM) is _before_sigterm:  # nobody's own is in its place
         faulthandler.unregister(signal.SIGTERM)  # workers are ended by SIGTERM every day: that is not the rank's end
     if _current is not None:
         _watched_parent = True
@@ -264,6 +269,19 @@ def _close_at_exit() -> None:
         _current.close()
     elif last is KeyboardInterrupt:
         _current.close(f"ended by signal {int(signal.SIGINT)} (Ctrl-C) at step {_current.step}")
+
+
+def _watch_uncaught() -> None:
+    global _uncaught
+    if sys.excepthook is not _uncaught:
+        _uncaught = sys.excepthook = partial(_tell_uncaught, sys.excepthook)
+
+
+def _tell_uncaught(before: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Tell the sidecar of an exception that nobody caught, then do what would have been done with it."""
+    if _current is not None and not _current.closed and issubclass(kind, Exception):
+        _current.guard.essential("exception", _current.exception, error, "the training script")
+    before(kind, error, trace)
 
 
 os.register_at_fork(after_in_child=_forget_parent)

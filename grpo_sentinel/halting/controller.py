@@ -26,10 +26,12 @@ from grpo_sentinel.halting.evidence import EVIDENCE, IN_TRAINER, Budget, stronge
 from grpo_sentinel.halting.launcher import LauncherHandle
 from grpo_sentinel.halting.progress import TERMINAL, begun_ns, progress_of
 from grpo_sentinel.protocol import ControlReader, write_control
-from grpo_sentinel.records import Action, ControlWord, EventRecord, Finding, FindingState, HaltState
+from grpo_sentinel.records import Ack, Action, ControlWord, EventRecord, Finding, FindingState, HaltState
 from grpo_sentinel.views import HaltStatus, RankStatus
 
 HALTING = frozenset({Action.CHECKPOINT_AND_HALT, Action.HALT_NOW})
+_ELSEWHERE = "asked on another node, or by the gate"
+_REMEMBERED = 64  # votes whose purpose is kept
 _GIVE_UP_SECONDS = 60.0  # after the last step of an escalation
 
 
@@ -79,7 +81,7 @@ class HaltController:
         self._ranks: Mapping[int, RankStatus] = {}
         self._begun_ns = 0  # when the ranks that live now attached
         self._asking = False  # the control file holds a request that trainers may still take up
-        self._elsewhere: tuple[Action, str] = (Action.CHECKPOINT_AND_HALT, "asked on another node, or by the gate")
+        self._elsewhere: dict[tuple[int, int], tuple[Action, str]] = {}  # (id, step) of a vote -> what it was about
         self._take_up()
         if math.isfinite(skip_above_norm) and not self.status.request_id:
             write_control(directory, ControlWord(request_id=0, skip_above_norm=skip_above_norm))
@@ -304,7 +306,11 @@ class HaltController:
         for event in events:
             name = str(event.body.get("action", "")).upper()
             if event.kind == "halt" and name in Action.__members__:
-                self._elsewhere = (Action[name], str(event.body.get("reason") or self._elsewhere[1]))
+                number = event.body.get("request_id")
+                key = number if isinstance(number, int) else 0, event.step
+                self._elsewhere[key] = Action[name], str(event.body.get("reason") or _ELSEWHERE)
+                while len(self._elsewhere) > _REMEMBERED:
+                    del self._elsewhere[next(iter(self._elsewhere))]
 
     def pinned(self, path: str) -> None:
         """Remember which checkpoint was kept."""
@@ -374,12 +380,11 @@ class HaltController:
             return
         if newest.request_id == self.status.request_id and newest.step == self.status.step:
             return
+        known = self._purpose(newest, ranks)
+        if known is None:
+            return  # a halt is claimed on somebody's word only; its event, or how the ranks close, will say
+        action, reason, by = known
         self._last_id = max(self._last_id, newest.request_id)
-        made = [entry for entry in journal.load(self._directory) if entry.request_id == newest.request_id]
-        action, reason = self._elsewhere
-        by = "elsewhere"
-        if made and made[-1].wall_ns <= newest.wall_ns:  # asked here, and followed by a daemon before this one
-            action, reason, by = made[-1].action, made[-1].reason, made[-1].requested_by
         self._escalation = self._new_escalation()
         self._acted_ns = newest.wall_ns
         self.status = HaltStatus(
@@ -397,3 +402,16 @@ class HaltController:
             updated_wall_ns=newest.wall_ns,
             pinned_checkpoint=self.status.pinned_checkpoint,
         )
+
+    def _purpose(self, ack: Ack, ranks: Mapping[int, RankStatus]) -> tuple[Action, str, str] | None:
+        """Find out what an acknowledgement is about: action, reason, who asked; None when nothing says so."""
+        made = [entry for entry in journal.load(self._directory) if entry.request_id == ack.request_id]
+        if made and made[-1].wall_ns <= ack.wall_ns:  # asked here, and followed by a daemon before this one
+            return made[-1].action, made[-1].reason, made[-1].requested_by
+        voted = self._elsewhere.get((ack.request_id, ack.step))
+        if voted is not None:
+            return *voted, "elsewhere"
+        closed = [status.closed_detail or "" for status in ranks.values()]
+        if any(detail.startswith("halted") for detail in closed):
+            return Action.CHECKPOINT_AND_HALT if ack.detail else Action.HALT_NOW, _ELSEWHERE, "elsewhere"
+        return (Action.CHECKPOINT, _ELSEWHERE, "elsewhere") if ack.state is HaltState.CHECKPOINTING else None

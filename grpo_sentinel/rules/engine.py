@@ -20,6 +20,7 @@ from grpo_sentinel.records import EventRecord, Finding, FindingState, Frame, Mod
 from grpo_sentinel.rules import profiles
 from grpo_sentinel.rules.attribution import Attribution
 from grpo_sentinel.rules.board import Board, layout_of
+from grpo_sentinel.rules.lost_peers import tells_of_a_lost_peer
 from grpo_sentinel.rules.message import write
 from grpo_sentinel.rules.root_cause import RootCause
 from grpo_sentinel.rules.rule import Rule, RuleSet
@@ -151,6 +152,8 @@ class Engine:
         if event.kind == "checkpoint":
             self._checkpoints.append((_whole(event.body.get("step"), event.step), str(event.body.get("path", ""))))
         self._attribution.event(event)
+        if event.kind == "exception" and tells_of_a_lost_peer(event.body):
+            self._roots.left_alone.add(event.rank)
         out: list[Finding] = []
         step = max(event.step, 1) if event.step else self._step
         view = View(step, event.wall_ns, _nothing, rank=event.rank, event=event.body, event_kind=event.kind)
@@ -179,7 +182,7 @@ class Engine:
         out: list[Finding] = []
         for rank in ranks:
             step = ranks[rank].heartbeat.step or self._step
-            view = View(step, wall_ns, _nothing, rank=rank, states=ranks)
+            view = View(step, wall_ns, _nothing, rank=rank, states=ranks, left_alone=self._roots.left_alone)
             for rule in self._by_scope["tick"]:
                 self._look(self._tracker(rule, "tick", rank, ""), view, out)
         return out

@@ -4,6 +4,7 @@ Order is (onset step, layer), where what a bound decided goes before what a base
 right: within one step data comes before reward before policy before gradient before optimizer;
 between steps time decides, since a bad update of step s shows in the data of step s + 1. A finding joins a chain only
 where its layer can follow from the other's, and only within `gap_steps` of it. A note is never the root of more.
+A rank whose own exception says that its peer had gone comes after all others of its step and the next.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.records import Finding, FindingState, Severity
+from grpo_sentinel.rules.lost_peers import TOLD_BY
 
 _TRAINING = ("data", "reward", "policy", "gradient", "optimizer")
 FOLLOWS: dict[str, tuple[str, ...]] = {
@@ -34,6 +36,7 @@ class RootCause:
         self._bounds = frozenset(bounds)
         self._gap = gap_steps
         self._linger = linger_steps
+        self.left_alone: set[int] = set()  # ranks that failed because another one had gone
         self._open: dict[str, Finding] = {}
         self._told_ns: dict[str, int] = {}  # when each was first told; a refined version carries a later time
 
@@ -79,7 +82,25 @@ class RootCause:
         note = finding.severity is Severity.NOTE
         guess = finding.rule not in self._bounds
         told = self._told_ns.get(finding.finding_id, finding.wall_ns)
-        return note, finding.onset_step, guess, layer, finding.step, -int(finding.severity), told, finding.finding_id
+        alone = self._is_left_alone(finding)
+        return (
+            note,
+            self._onset(finding),
+            alone,
+            guess,
+            layer,
+            finding.step,
+            -int(finding.severity),
+            told,
+            finding.finding_id,
+        )
+
+    def _is_left_alone(self, finding: Finding) -> bool:
+        return finding.rule in TOLD_BY and bool(finding.ranks) and self.left_alone.issuperset(finding.ranks)
+
+    def _onset(self, finding: Finding) -> int:
+        """Step in which it began; the one that went may have come a step further than the one that noticed."""
+        return finding.onset_step + self._is_left_alone(finding)
 
     def _gravity(self, root: Finding, firing: Iterable[Finding]) -> int:
         return max([int(root.severity)] + [int(f.severity) for f in firing if f.root_id == root.finding_id])
@@ -87,7 +108,7 @@ class RootCause:
     def _explains(self, cause: Finding, effect: Finding) -> bool:
         if cause.finding_id == effect.finding_id or effect.layer not in FOLLOWS[cause.layer]:
             return False
-        if cause.onset_step > effect.onset_step or self.order(cause) >= self.order(effect):
+        if self._onset(cause) > self._onset(effect) or self.order(cause) >= self.order(effect):
             return False
         if effect.layer == "sentinel" and effect.severity is Severity.NOTE:
             return False  # the sentinel's own small troubles are nobody's consequence

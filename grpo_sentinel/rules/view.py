@@ -9,7 +9,7 @@ tick ------> View of one rank's heartbeat (scope: tick)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -47,6 +47,7 @@ class View:
     missing: tuple[int, ...] = ()
     tainted: bool = False  # a bound is broken in this very step: baselines must not learn from it
     states: Mapping[int, RankState] = field(default_factory=dict)
+    left_alone: Set[int] = frozenset()  # ranks whose own exception says that another rank had gone
     event: Mapping[str, Any] = field(default_factory=dict)
     event_kind: str = ""
 

@@ -1,10 +1,10 @@
 """What must hold after every run, checked from what is on disk by means of its own: plain files, safetensors, hashes.
 
-    half       a checkpoint that the sentinel calls good is whole: it loads, and is what the trainer said it had saved
-    pinned     what was pinned is there, whole, finite
-    steps      a checkpoint is claimed only when all ranks stopped at one step
-    bundle     a grave fault has a bundle, and it opens undamaged
-    culprit    right: the root names the rank; wrong: it names another one, alone; open: it names none, or several
+half       a checkpoint that the sentinel calls good is whole: it loads, and is what the trainer said it had saved
+pinned     what was pinned is there, whole, finite
+steps      a checkpoint is claimed only when all ranks stopped at one step
+bundle     a grave fault has a bundle, and it opens undamaged
+culprit    right: the root names the rank; wrong: it names another one, alone; open: it names none, or several
 """
 
 from __future__ import annotations

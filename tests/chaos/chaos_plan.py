@@ -1,6 +1,6 @@
 """What is done to which rank of which trainer, and when: a series drawn from one seed, so that any run can be repeated.
 
-    fault x rank x moment x step x trainer        no run depends on another; the first N are the same for every N
+fault x rank x moment x step x trainer        no run depends on another; the first N are the same for every N
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Case:
     def culprit(self) -> int | None:
         """The rank that a finding has to name; None where nobody outside can know it, or no rank is to blame.
 
-        Not known: a rank that waits in a collective of its own while the other, in the same phase, waits for it.
-        Both stand in a collective and neither moves. TRL gathers in every phase of a rollout and in backward.
+        Not known: a rank that waits in a collective of its own inside backward, where the other waits for it. Both
+        stand in a collective of the same phase and neither moves.
         """
         if self.fault == DAEMON:
             return None
-        if self.fault == HANG and (self.moment == "backward" or (self.trainer == TRL and self.moment == "generate")):
+        if self.fault == HANG and self.moment == "backward" and self.trainer == LOOP:
             return None
         return self.rank
 

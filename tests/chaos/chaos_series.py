@@ -206,7 +206,7 @@ def carry_out(cases: Iterable[Case], file: Path, *, parallel: int = 1, seconds: 
 
 def _import_all(work: Path, trl: bool) -> Path | None:
     import torch
-    import torch.distributed  # noqa: F401
+    import torch.distributed
 
     torch.set_num_threads(1)
     import chaos_loop  # noqa: F401

@@ -25,7 +25,7 @@ SETTINGS = {
         "override": {
             "rank_silent": {"parameters": {"floor_seconds": 8.0, "first_seconds": 25.0}},
             "rank_late": {"parameters": {"floor_seconds": 5.0}},
-        }
+        },
     },
 }
 """A hang is one after 8 s here and after 30 s by default: the series would take a day."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from run_support import HERE, Started, directory_of, until
 
@@ -143,4 +144,21 @@ def test_two_real_ranks_under_torchrun_that_somebody_ends_are_not_dead(
     found = run.findings()
     assert "rank_dead" not in found, found
     assert "run_ended_by_signal" in found
+    assert run.bundles() == []
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_sigterm_to_torchrun_itself_which_launch_never_saw_is_no_death(started: Started, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    loop = Path(__file__).parents[1] / "capture" / "two_ranks_loop.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    run = Launched(started, tmp_path, *torchrun, loop, tmp_path / "out")
+    (child,) = psutil.Process(run.pid).parents()[:1]
+    assert "torch.distributed.run" in " ".join(child.cmdline())
+    os.kill(child.pid, signal.SIGTERM)
+    run.end()
+    found = run.findings()
+    assert "rank_dead" not in found, found
+    assert "sent to the rank" in found["run_ended_by_signal"].message
     assert run.bundles() == []

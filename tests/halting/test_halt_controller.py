@@ -14,7 +14,7 @@ from grpo_sentinel.clock import ManualClock
 from grpo_sentinel.config import HaltingConfig
 from grpo_sentinel.halting import HaltController, HaltRefused
 from grpo_sentinel.protocol import ControlReader
-from grpo_sentinel.records import Action, ControlWord, FindingState, HaltState, Liveness
+from grpo_sentinel.records import Action, ControlWord, EventRecord, FindingState, HaltState, Liveness
 
 
 @pytest.fixture
@@ -211,11 +211,47 @@ def test_a_request_of_another_node_is_followed(tmp_path: Path, clock: ManualCloc
     halting = controller(tmp_path, clock)
     assert halting.poll({0: status(0), 1: status(1)}).state is HaltState.NONE
     voted = {rank: acked(HaltState.VOTED, clock, rank, request_id=7) for rank in (0, 1)}
+    halting.observe([_vote("checkpoint_and_halt", 7)])
     assert halting.poll(voted).state is HaltState.VOTED
     done = {rank: acked(HaltState.DONE, clock, rank, request_id=7, detail="/c") for rank in (0, 1)}
     assert halting.poll(done).state is HaltState.DONE
     assert halting.status.requested_by == "elsewhere"
     assert halting.poll(done).state is HaltState.DONE, "and not taken for a new one"
+
+
+def _vote(action: str, request_id: int, at: int = 10) -> EventRecord:
+    """What a rank tells of a vote that asked for something."""
+    body = {"action": action, "request_id": request_id, "reason": "because"}
+    return EventRecord(run_id="run", rank=0, sequence=1, step=at, wall_ns=1, kind="halt", body=body)
+
+
+@pytest.mark.parametrize("action", ["capture", "checkpoint"])
+def test_what_another_node_asked_for_is_shown_as_that_and_not_as_a_halt(
+    tmp_path: Path, clock: ManualClock, action: str
+) -> None:
+    halting = controller(tmp_path, clock)
+    halting.observe([_vote("checkpoint_and_halt", 3, at=4)])  # an earlier one
+    voted = {rank: acked(HaltState.VOTED, clock, rank, request_id=7) for rank in (0, 1)}
+    assert halting.poll(voted).state is HaltState.NONE, "nobody has said yet what this vote is about"
+    halting.observe([_vote(action, 7)])
+    assert halting.poll(voted).action is Action[action.upper()]
+    done = {rank: acked(HaltState.DONE, clock, rank, request_id=7, detail="/c") for rank in (0, 1)}
+    assert halting.poll(done).state is HaltState.DONE
+    assert not halting.halted
+
+
+def test_an_unexplained_acknowledgement_of_ranks_that_closed_as_halted_is_a_halt(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    halting = controller(tmp_path, clock)
+    done = {rank: acked(HaltState.DONE, clock, rank, request_id=7, detail="/c") for rank in (0, 1)}
+    assert halting.poll(done).state is HaltState.NONE
+    closed = {
+        rank: replace(one, liveness=Liveness.CLOSED, closed_detail="halted at step 10") for rank, one in done.items()
+    }
+    halting.poll(closed)
+    assert halting.poll(closed).state is HaltState.DONE
+    assert halting.halted
 
 
 def test_the_gates_bound_goes_ahead_of_any_request(tmp_path: Path, clock: ManualClock) -> None:

@@ -170,3 +170,42 @@ def test_of_an_out_of_memory_kill_the_rank_that_grew_is_the_root_and_the_dead_on
     assert {"rank_dead", "cgroup_oom_kill"} <= found.keys(), found
     (root,) = {rule for rule, at in found.items() if not at}
     assert root in ("host_memory_runs_out", "host_memory_culprit"), found
+
+
+def _died(together: bool, exceptions: dict[int, str]) -> list[Finding]:
+    """Two ranks die, rank 1 first; each may have told an exception before."""
+    alive, first = {"step": 20}, {0: {"step": 20}, 1: {"step": 20, "liveness": "dead"}}
+    both = {rank: {"step": 20, "liveness": "dead"} for rank in (0, 1)}
+    entry = {
+        "events": [
+            {"kind": "exception", "rank": rank, "step": 20, "body": {"type": "RuntimeError", "message": text}}
+            for rank, text in exceptions.items()
+        ],
+        "ticks": [{"at": 21, "ranks": {0: alive, 1: alive}}, *([] if together else [{"at": 22, "ranks": first}]),
+                  {"at": 22.2, "ranks": both}],
+    }  # fmt: skip
+    return play(entry, RULES)
+
+
+def _root(findings: list[Finding]) -> Finding:
+    newest = {one.finding_id: one for one in findings}
+    (root,) = [one for one in newest.values() if not one.root_id]
+    return root
+
+
+def test_of_ranks_found_dead_together_the_one_that_lost_its_peer_is_not_the_root() -> None:
+    for text in (
+        "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:55497",
+        "Connection reset by peer",
+    ):
+        root = _root(_died(True, {0: text}))
+        assert (root.rule, root.ranks) == ("rank_dead", (1,))
+        root = _root(_died(True, {0: text, 1: "out of memory"}))
+        assert (root.rule, root.ranks) == ("rank_dead", (1,))
+
+
+def test_of_ranks_found_dead_together_none_is_picked_out_where_nothing_tells_them_apart() -> None:
+    root = _root(_died(True, {}))
+    assert (root.rule, root.ranks) == ("rank_dead", (0, 1))
+    assert "not known" in root.message
+    assert _root(_died(False, {})).ranks == (1,)

@@ -47,15 +47,32 @@ def _verdict(view: View, beat: Heartbeat, value: float, limit: float) -> Verdict
 
 @dataclass
 class Dead:
-    """Bad when the rank's process is gone without having closed its segment."""
+    """Bad when the rank's process is gone without having closed its segment.
+
+    Ranks that one look finds dead together have one finding: who went first and who followed cannot be told, unless
+    the exception of a follower says so.
+    """
+
+    def __post_init__(self) -> None:
+        self._before: frozenset[int] = frozenset()  # ranks that were dead at the look before
+        self._among: tuple[int, ...] = ()  # this one, and those that were found dead with it
 
     def update(self, view: View) -> Verdict:
         state = _own(view)
         if state is None:
             return _NO_STATE
-        if state.liveness is not Liveness.DEAD:
+        dead = frozenset(rank for rank, other in view.states.items() if other.liveness is Liveness.DEAD)
+        if view.rank in dead and view.rank not in self._before:
+            new = dead - self._before - view.left_alone
+            self._among = (view.rank,) if view.rank in view.left_alone else tuple(sorted(new))
+        self._before = dead
+        if view.rank not in dead or view.rank != self._among[0]:
             return FINE
-        return _verdict(view, state.heartbeat, 1.0, 0.0)
+        verdict = _verdict(view, state.heartbeat, 1.0, 0.0)
+        if len(self._among) == 1:
+            return verdict
+        detail = f"{verdict.detail}; found dead together, so who went first is not known"
+        return replace(verdict, ranks=self._among, detail=detail)
 
 
 @dataclass
@@ -161,12 +178,12 @@ class Silence:
 def suspects(states: Mapping[int, RankState]) -> tuple[int, ...]:
     """Name the ranks of which one may be what all others wait for, in order; () once a rank is dead.
 
-        a stopped process                                        it, whatever the others do
-        the ranks of the lowest step that are not in its vote    the others have come further
-        of those the phase that was entered first                whoever came later went past it ...
-                                                                 ... unless that phase comes after another's: a quick
-                                                                 rank waits in backward for one still in forward
-        all in one phase, or phase and time disagree             all of them: nobody can tell from outside
+    a stopped process                                        it, whatever the others do
+    the ranks of the lowest step that are not in its vote    the others have come further
+    of those the phase that was entered first                whoever came later went past it ...
+                                                             ... unless that phase comes after another's: a quick
+                                                             rank waits in backward for one still in forward
+    all in one phase, or phase and time disagree             all of them: nobody can tell from outside
     """
     alive = {rank: state for rank, state in sorted(states.items()) if state.liveness is Liveness.ALIVE}
     if not alive or any(state.liveness is Liveness.DEAD for state in states.values()):
