@@ -102,7 +102,7 @@ def _markdown(found: Diagnosis) -> str:
         f"{verdict.says} (step {verdict.step}, rank {verdict.rank}, confidence {verdict.confidence:.0%})",
         "",
     ]
-    out += [f"- `{e.source}:{e.line}` `{e.text}`" for e in verdict.evidence]
+    out += [f"- `{e.source}:{e.line}` `{e.text.replace('`', chr(39))}`" for e in verdict.evidence]
     for title, lines in (
         ("Try", verdict.tries),
         ("Would decide", verdict.would_decide),

@@ -161,4 +161,4 @@ def evidence(hit: Hit) -> Evidence:
 
 
 def _rank(hit: Hit) -> int | None:
-    return rank_of(hit.line.text)
+    return rank_of(hit.line.text, hit.line.source)

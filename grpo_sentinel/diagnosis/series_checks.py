@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
-from grpo_sentinel.diagnosis.view import LogView, finite
+from grpo_sentinel.diagnosis.view import LogView, finite, rank_of
 from grpo_sentinel.history.logs.formats import Row
 from grpo_sentinel.history.logs.names import canonical
 
@@ -429,7 +429,7 @@ def found(
         confidence=confidence,
         says=says,
         step=where,
-        rank=row.rank,
+        rank=row.rank if row.rank is not None else rank_of("", row.source),
         at=row.line / max(view.lines, 1),
         evidence=(Evidence(source=row.source, line=row.line, text=shown[:300]),),
         tries=tries,

@@ -65,7 +65,7 @@ def _candidate(view: LogView, traceback: Traceback) -> Candidate | None:
         return None
     function = _reward_function(traceback.frames)
     what = f"{traceback.type}: {traceback.message[:120]}" if traceback.message else traceback.type
-    rank = rank_of(traceback.last.text)
+    rank = rank_of(traceback.last.text, traceback.last.source)
     at = traceback.last.number / max(view.lines, 1)
     seen = (Evidence(source=traceback.last.source, line=traceback.last.number, text=traceback.last.text.strip()[:300]),)
     if function is not None:

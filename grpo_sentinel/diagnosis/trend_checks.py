@@ -211,11 +211,22 @@ def isolated_nan_loss(view: LogView) -> Candidate | None:
     if points[0] in bad or points[-1] in bad or any(place + 1 in places for place in places):
         return None
     index, row, value = bad[0]
+    norms = [name for name, other in row.raw.items() if name.endswith("norm") and not _is_finite(other)]
+    if norms:
+        return found(
+            view, "isolated_nonfinite_gradient", "gradient", 0.5, index, row,
+            f"the loss is {value} in one row between finite ones, and so is {norms[0]}: that update was skipped",
+            role="symptom", tries=("look at the samples of that step on that rank", "count skipped updates"),
+        )  # fmt: skip
     return found(
         view, "isolated_nan_loss", "data", 0.45, index, row,
         f"the loss is {value} in one row between finite ones: that batch was empty or skipped",
         role="symptom", tries=("look at the samples of that step: empty responses, all tokens masked",),
     )  # fmt: skip
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def loss_vanished(view: LogView) -> Candidate | None:

@@ -155,9 +155,12 @@ class LogView:
 _RANK = re.compile(r"\[rank(\d+)\]|\b[Rr]ank (\d+)\b|local_rank: (\d+)")
 
 
-def rank_of(text: str) -> int | None:
-    """Read the rank that a line names, None when it names none."""
-    found = _RANK.search(text)
+_RANK_FILE = re.compile(r"\brank[-_. ]?(\d{1,6})\b|attempt_\d+/(\d{1,6})/std(?:out|err)")
+
+
+def rank_of(text: str, source: str = "") -> int | None:
+    """Read the rank that a line names, else the one its file is named after, None when neither tells."""
+    found = _RANK.search(text) or _RANK_FILE.search(source)
     return int(next(group for group in found.groups() if group is not None)) if found else None
 
 

@@ -137,6 +137,11 @@ def test_a_nan_in_kl_beside_finite_gradients_is_a_note_not_a_fault() -> None:
         ("token: hf_abcdefghijklmnopqrstuvwxyz", "hf_abc"),
         ("File /home/somebody/project/train.py", "somebody"),
         ("connect to 10.1.2.3:29500", "10.1.2.3"),
+        ("connect to fe80::1ff:fe23:4567:890a port 1", "fe23"),
+        ("train.py --hub-token abcdefgh --lr 1", "abcdefgh"),
+        ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.x-y_z", "eyJzdWIi"),
+        ("File C:\\Users\\somebody\\train.py", "somebody"),
+        ("File ~/secret_project/train.py", "secret_project"),
     ],
 )
 def test_redaction_takes_secrets_out(text: str, secret: str) -> None:

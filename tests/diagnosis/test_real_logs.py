@@ -32,6 +32,9 @@ EXPECTED: dict[str, tuple[str, int | None]] = {
     "d_halt_both_rank1": ("communication", None),
     "d_halt_save_rank1": ("communication", None),
     "d_halt_stop_rank0": ("communication", None),
+    "parallel_zero1": ("gradient", 3),
+    "parallel_zero1_bf16": ("gradient", 3),
+    "parallel_zero3_bf16": ("gradient", 3),
 }
 
 HEALTHY = (

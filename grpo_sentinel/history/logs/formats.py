@@ -243,7 +243,8 @@ _PLAIN_STEP = re.compile(r"(?:^|\b)(?:step|iter(?:ation)?|epoch)\s*[:=]?\s*\[?(\
 _PLAIN_GATE = re.compile(r"(?:loss|grad_norm|reward)[\w/.]*\s*[=: ]\s*[-+.\dnNiI]")
 _PLAIN_PAIR = re.compile(rf"\b([A-Za-z][\w/.]*)\s*[=:]\s*({_NUMBER})(?:\s*\(({_NUMBER})\))?(?![\w.])")
 _WORD_PAIR = re.compile(
-    rf"\b((?:policy_|pg_|train_|lm )?loss|grad[_ ]?norm|reward|reward_std|kl|lr|learning_rate|entropy)\s+({_NUMBER})(?!\w|\.|\s*->)"
+    r"\b((?:policy_|pg_|train_|lm )?loss|grad[_ ]?norm|reward|reward_std|kl|lr|learning_rate|entropy)"
+    rf"\s+({_NUMBER})(?!\w|\.|\s*->)"
 )
 
 
@@ -311,7 +312,9 @@ PARSERS: tuple[tuple[str, Callable[[Line], Row | None]], ...] = (
 
 
 def _row(name: str, line: Line, step: int | None, raw: dict[str, float | None], total: int | None = None) -> Row:
-    rank = _RANK.search(line.text) if "rank" in line.text else None
+    found = _RANK.search(line.text) if "[rank" in line.text else None
+    named = raw.get("rank")
+    rank = int(found[1]) if found else int(named) if named is not None and 0 <= named < 1e6 else None
     return Row(
         format=name,
         source=line.source,
@@ -319,7 +322,7 @@ def _row(name: str, line: Line, step: int | None, raw: dict[str, float | None], 
         step=step,
         raw=raw,
         total_steps=total,
-        rank=int(rank[1]) if rank else None,
+        rank=rank,
     )
 
 

@@ -1,0 +1,28 @@
+"""Logs that stand for the unseen, in every trainer's print: the score that is asked for, and silence where nothing is wrong."""
+
+from __future__ import annotations
+
+import score_diagnosis
+import unseen_logs
+
+
+def test_at_least_three_quarters_of_the_held_out_logs_are_right_and_one_in_twenty_at_most_is_wrong() -> None:
+    score = score_diagnosis.unseen(held_out=True)
+    assert score.total >= 40
+    assert score.right >= 0.75
+    assert score.wrong <= 0.05
+
+
+def test_every_log_of_the_other_half_is_right() -> None:
+    assert score_diagnosis.unseen(held_out=False).misses == []
+
+
+def test_a_healthy_run_of_every_format_is_met_with_silence() -> None:
+    healthy = {name: lines for name, (lines, layer) in unseen_logs.CASES.items() if layer == "none"}
+    assert {name: verdict.says for name, lines in healthy.items() if (verdict := score_diagnosis.verdict_of(lines)).layer != "none"} == {}
+
+
+def test_public_reports_that_a_log_can_show_are_right() -> None:
+    score = score_diagnosis.reports_as_logs()
+    assert score.right >= 0.95
+    assert score.wrong <= 0.05
