@@ -340,6 +340,10 @@ class LaunchConfig(_Section):
 
     halted_exit_code: int = Field(83, ge=0, le=255, description="exit code of `launch` when a rule halted the run")
     linger_seconds: float = Field(5.0, ge=0, description="how long the sidecar stays after the trainer has ended")
+    on_notice: dict[Literal["TERM", "USR1", "HUP"], Literal["checkpoint", "checkpoint-and-halt"]] = Field(
+        default_factory=dict,
+        description="what a scheduler's signal asks for, as {USR1: checkpoint-and-halt}; a second one is passed on",
+    )
 
 
 class Config(_Section):

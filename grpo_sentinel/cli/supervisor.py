@@ -1,5 +1,6 @@
 """Two children: the training command, which decides everything, and the sidecar, which decides nothing.
 
+notice (launch.on_notice) ─▶ launch ─▶ a request to the run, as `grpo-sentinel halt` makes it; the second is passed on
 signal ─▶ launch ─▶ command (its own process group)        command ends ─▶ sidecar lingers ─▶ SIGTERM ─▶ summary
                     sidecar (its own session)              sidecar dies ─▶ started again, at most a few times
 """
@@ -11,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,7 +23,9 @@ from grpo_sentinel.cli.summary import was_halted, write_summary
 from grpo_sentinel.cli.terminal import Terminal
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.places import belongs_to, run_directories
+from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.protocol.ended import PEACEFUL, write_ended
+from grpo_sentinel.records import Action
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
               signal.SIGCONT, signal.SIGWINCH)  # fmt: skip
@@ -109,7 +112,8 @@ def supervise(
 ) -> int:
     """Run `command` to its end and give the exit code of `launch`."""
     started_ns = time.time_ns()
-    with _Signals() as signals:
+    notices = {getattr(signal, f"SIG{name}"): asked for name, asked in config.launch.on_notice.items()}
+    with _Signals(notices) as signals:
         try:
             process = subprocess.Popen(command, env=environment, preexec_fn=_own_group)
         except OSError as error:
@@ -122,6 +126,9 @@ def supervise(
                 sidecar.start(process.pid)
             while _still_runs(process):
                 terminal.look()
+                for number in signals.noticed():
+                    if not _ask(config, run_id, number, notices[number]):
+                        signals.pass_on(number)
                 if sidecar is not None:
                     sidecar.look()
         told(max(0, -process.returncode), "command", max(0, process.returncode))
@@ -134,6 +141,20 @@ def supervise(
     halted = was_halted(root, run_id, started_ns)
     write_summary(config, root, run_id, started_ns, code, halted=halted, say=say)
     return halted_exit_code if halted and code == 0 else code
+
+
+def _ask(config: Config, run_id: str, number: int, asked: str) -> bool:
+    """Ask the run for what a notice stands for; False when nobody can be asked, which is said."""
+    from grpo_sentinel.cli.halt import make_request
+
+    name = signal.Signals(number).name
+    try:
+        request_id = make_request(config, run_id, Action[asked.upper().replace("-", "_")], f"{name} from the scheduler")
+    except (SentinelError, OSError) as error:
+        say(f"{name} came and {asked} could not be asked for ({' '.join(str(error).split())}); it is passed on")
+        return False
+    say(f"{name} came: request {request_id}, {asked}; a second {name} is passed on to the command")
+    return True
 
 
 def _note_end(root: Path | None, run_id: str, pid: int, number: int, by: str, code: int = 0) -> None:
@@ -166,8 +187,10 @@ def _linger(seconds: float, signals: _Signals) -> None:
 class _Signals:
     """Passes signals on to the command while one runs, and remembers that one asked for the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, notices: Collection[int] = ()) -> None:
         self.ending = False
+        self._notices = set(notices)  # signals that are a request the first time they come
+        self._noticed: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._told: Callable[[int, str], None] | None = None
         self._early: list[int] = []
@@ -187,6 +210,22 @@ class _Signals:
         if process is None:
             self.ending = self.ending or number in _ENDING
             self._early.append(number)
+            return
+        if number in self._notices:
+            self._notices.discard(number)
+            self._noticed.append(number)
+            return
+        self.pass_on(number)
+
+    def noticed(self) -> list[int]:
+        """Hand over the notices that have come since the last call."""
+        noticed, self._noticed = self._noticed, []
+        return noticed
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to the command."""
+        process = self._process
+        if process is None:
             return
         if self._told is not None and number in PEACEFUL:
             self._told(number, "launcher")

@@ -255,6 +255,7 @@ def main() -> int:
     file = Path(sys.argv[1] if len(sys.argv) > 1 else "build/chaos.json").resolve()
     count = int(os.environ.get("CHAOS_RUNS", "200"))
     parallel, seconds = int(os.environ.get("CHAOS_PARALLEL", "2")), float(os.environ.get("CHAOS_SECONDS", "1e9"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     only = os.environ.get("CHAOS_ONLY", "")
     cases = [case for case in draw(count) if only in case.name]
     with contextlib.suppress(KeyboardInterrupt):

@@ -21,6 +21,7 @@ from grpo_sentinel.protocol import (
     Geometry,
     RankWriter,
     choose_root,
+    derive_parent_run_id,
     derive_run_id,
     new_identity,
     run_dir,
@@ -80,7 +81,8 @@ def main() -> None:
             signal.signal(number, note)
     run_id = derive_run_id()
     directory = run_dir(choose_root(), run_id)
-    writer = RankWriter(directory, new_identity(args.rank, args.rank, args.world, run_id), Geometry(slots=args.slots))
+    identity = new_identity(args.rank, args.rank, args.world, run_id, derive_parent_run_id())
+    writer = RankWriter(directory, identity, Geometry(slots=args.slots))
     writer.event(
         "config", {"trainer": "fake", "output_dir": str(args.output_dir or ""), "world_size": args.world}, step=0
     )
