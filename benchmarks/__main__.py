@@ -19,6 +19,7 @@ BENCHMARKS = {
     "replay": "benchmarks.bench_replay",
     "diagnose": "benchmarks.bench_diagnose",
     "daemon": "benchmarks.bench_daemon",
+    "halt": "benchmarks.bench_halt",
     "dead-sinks": "benchmarks.bench_dead_sinks",
     "scrape": "benchmarks.bench_scrape",
     "page": "benchmarks.bench_page",

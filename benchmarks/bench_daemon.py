@@ -66,13 +66,13 @@ def percentile(ordered: list[float], share: int) -> float:
 
 def measured(config: str, environment: dict[str, str]) -> tuple[float, float, list[float]]:
     """Share of a core, resident MiB, and sorted seconds from record to request, of a sidecar under load."""
-    with tempfile.TemporaryDirectory() as folder, _daemon(Path(folder), config, environment) as pid:
+    with tempfile.TemporaryDirectory() as folder, sidecar(Path(folder), config, environment) as pid:
         rings = Path(folder) / "rings"
         pusher = subprocess.Popen([sys.executable, "-c", PUSH, str(rings)], stdout=subprocess.PIPE)
         try:
             assert pusher.stdout is not None
             pusher.stdout.readline()
-            _await_claim(run_dir(rings, "bench"))
+            wait_for_claim(run_dir(rings, "bench"))
             time.sleep(SETTLE_SECONDS)
             cpu, rss_mib = _usage(pid)
         finally:
@@ -83,7 +83,7 @@ def measured(config: str, environment: dict[str, str]) -> tuple[float, float, li
 
 
 @contextmanager
-def _daemon(folder: Path, settings: str, more: dict[str, str]) -> Iterator[int]:
+def sidecar(folder: Path, settings: str, more: dict[str, str]) -> Iterator[int]:
     """Run the sidecar as a user would, with directories of its own."""
     (folder / "rings").mkdir()
     config = folder / "sentinel.yaml"
@@ -101,7 +101,7 @@ def _daemon(folder: Path, settings: str, more: dict[str, str]) -> Iterator[int]:
         process.wait(20)
 
 
-def _await_claim(directory: Path) -> None:
+def wait_for_claim(directory: Path) -> None:
     limit = time.monotonic() + 30
     while read_note(directory) is None:
         if time.monotonic() > limit:
@@ -131,7 +131,7 @@ def _delays(rings: Path) -> list[float]:
     for number in range(REQUESTS):
         directory = run_dir(rings, f"quick-{number}")
         writer = RankWriter(directory, new_identity(0, 0, 1, directory.name))
-        _await_claim(directory)
+        wait_for_claim(directory)
         step = 0
         for values in (good, good, good, bad, bad):
             step += 1

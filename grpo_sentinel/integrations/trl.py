@@ -37,7 +37,7 @@ _INPUTS = (
     "sampling_per_token_logps",
     "tool_mask",
 )
-_ROLLOUT = (Phase.GENERATE, Phase.REWARD, Phase.LOGPROBS)
+_GATHERS = (Phase.GENERATE, Phase.REWARD, Phase.LOGPROBS, Phase.FORWARD)  # phases in which TRL gathers over ranks
 _LOGPS = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
 
 
@@ -201,7 +201,7 @@ class GrpoFeed(TrainerFeed):
             @functools.wraps(method)
             def call(*args: Any, **kwargs: Any) -> Any:
                 with self.agent.clock.waiting():
-                    if self.agent.mode is not Mode.TRAIN or self.agent.phases.now not in _ROLLOUT:
+                    if self.agent.mode is not Mode.TRAIN or self.agent.phases.now not in _GATHERS:
                         return method(*args, **kwargs)
                     self.agent.enter(Phase.VOTE)  # who stands here merely waits for those that are still at work
                     result = method(*args, **kwargs)
