@@ -77,9 +77,12 @@ def test_a_command_that_does_not_exist_is_one_line(config: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
 def test_signals_go_through_to_the_command_once(
-    started: Started, config: Path, tmp_path: Path, number: signal.Signals
+    request: pytest.FixtureRequest, started: Started, config: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     seen = tmp_path / "seen"
+    if signal.getsignal(number) is signal.SIG_IGN:  # the tests run under nohup, and launch would respect that
+        signal.signal(number, signal.SIG_DFL)
+        request.addfinalizer(lambda: signal.signal(number, signal.SIG_IGN))
     process = started.cli(
         "launch", "--no-daemon", "--config", config, "--run-id", "run", "--", sys.executable, FAKE,
         "--signals-to", seen, "--exit-code", 7,
