@@ -2,8 +2,8 @@
 
 halt_request_readable_*   from the commit of the record that breaks a rule to the trainer's own `ControlReader` giving
                           the request, each in a run of its own, one real sidecar       promised: p99 below 50 ms
-halt_idle_per_step        CPU time of the vote with everything around it but the ranks' all-reduce: control file read,
-                          ballot, tally, outcome, nothing to do                         promised: at most 20 microseconds
+halt_idle_per_step        CPU time of the vote with everything around it but the all-reduce: control file read,
+                          ballot, tally, outcome, nothing to do                    promised: at most 20 microseconds
 """
 
 from __future__ import annotations
