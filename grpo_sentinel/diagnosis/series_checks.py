@@ -245,13 +245,35 @@ def learning_rate(view: LogView) -> Candidate | None:
                 view, "learning_rate_jump", "optimizer", 0.6, index, row,
                 f"the learning rate jumped from {before:g} to {after:g}", tries=("check the scheduler after a resume",),
             )  # fmt: skip
-    if len(values) >= 5 and max(values) == 0 and points[0][1].format not in ("verl",):
+    if max(values) >= 1e-3 and _went_wrong(view):
+        index, row, value = next(p for p in points if p[2] >= 1e-3)
+        return found(
+            view, "hot_learning_rate", "optimizer", 0.6, index, row,
+            f"the learning rate is {value:g} and the run came apart under it",
+            tries=("GRPO usually runs at 1e-7 to 1e-5 (full) or up to 5e-5 (LoRA)",),
+        )  # fmt: skip
+    if len(values) >= 5 and max(values) == 0 and points[0][1].format != "verl":  # which may round to 0.000
         index, row, _ = points[0]
         return found(
             view, "zero_learning_rate", "optimizer", 0.7, index, row, "the learning rate is 0 in every row",
             tries=("check warm-up and total steps of the schedule",),
         )  # fmt: skip
     return None
+
+
+def _went_wrong(view: LogView) -> bool:
+    """Reward gone, gradients grown tenfold, or something no longer finite."""
+    grads = [p[2] for p in view.series(*GRAD)]
+    rewards = [p[2] for p in view.series("reward.mean")]
+    if any(not math.isfinite(value) for value in (*grads, *rewards)):
+        return True
+    quarter = max(1, len(rewards) // 4)
+    fell = (
+        len(rewards) >= 6
+        and median(rewards[:quarter]) > 0
+        and median(rewards[-quarter:]) < median(rewards[:quarter]) / 2
+    )
+    return fell or (len(grads) >= 6 and max(grads[-3:]) > 10 * max(1e-9, median(grads[:3])))
 
 
 def kl_out_of_bounds(view: LogView) -> Candidate | None:
@@ -355,8 +377,7 @@ def memory_growth(view: LogView) -> Candidate | None:
     for name in names:
         points = [p for p in view.series(name) if math.isfinite(p[2])]
         values = [p[2] for p in points]
-        rises = sum(b >= a for a, b in pairwise(values))
-        if len(values) >= 5 and values[0] > 0 and values[-1] > 1.4 * values[0] and rises >= 0.9 * (len(values) - 1):
+        if _only_rises(values):
             index, row, _ = points[0]
             return found(
                 view, "memory_growth", "memory", 0.65, index, row,
@@ -374,6 +395,18 @@ def memory_growth(view: LogView) -> Candidate | None:
             tries=("find what the trainer allocates while the engine sleeps and never frees",),
         )  # fmt: skip
     return None
+
+
+def _only_rises(values: Sequence[float]) -> bool:
+    """Up by a third and more, and still rising at the end: a peak that was found early is normal."""
+    if len(values) < 5 or values[0] <= 0:
+        return False
+    if len(values) < 12:
+        rises = sum(b >= a for a, b in pairwise(values))
+        return values[-1] > 1.4 * values[0] and rises >= 0.9 * (len(values) - 1)
+    size = len(values) // 4
+    levels = [median(values[place * size : (place + 1) * size]) for place in range(4)]
+    return levels[3] > 1.3 * levels[0] and all(after > 1.02 * before for before, after in pairwise(levels))
 
 
 def loss_out_of_range(view: LogView) -> Candidate | None:
@@ -438,6 +471,8 @@ def found(
 
 def _step_of(view: LogView, index: int) -> int | None:
     """Guess the step of a row without one from its place, where the log began at the first step."""
+    if view.rows_seen > len(view.rows):
+        return None  # rows were forgotten between
     return index + 1 if all(row.step is None for row in view.rows[: index + 1]) else None
 
 

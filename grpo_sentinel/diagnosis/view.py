@@ -98,13 +98,11 @@ class LogView:
         self.rows_seen += 1
         self._note_row(row)
         self.total_steps = row.total_steps or self.total_steps
-        broken = any(value is None or not math.isfinite(value) for value in row.raw.values())
-        if broken or self.rows_seen % self._stride == 0:
+        if _broken(row) or self.rows_seen % self._stride == 0:
             self.rows.append(row)
         if len(self.rows) > MAX_ROWS:
             self._stride *= 2
-            keep = self.rows[:50] + self.rows[50:-50:2] + self.rows[-50:]
-            self.rows = keep
+            self.rows = self.rows[:50] + _thinned(self.rows[50:-50]) + self.rows[-50:]
 
     def _note_row(self, row: Row) -> None:
         self._rows_of[row.source] += 1
@@ -150,6 +148,21 @@ class LogView:
         """Earliest fault line of some kinds."""
         found = [self.hits[name][0] for name in names if name in self.hits]
         return min(found, key=lambda hit: hit.line.number) if found else None
+
+
+def _broken(row: Row) -> bool:
+    return any(value is None or not math.isfinite(value) for value in row.raw.values())
+
+
+def _thinned(rows: list[Row]) -> list[Row]:
+    """Every second row, and each in which something stops being finite: it may be the onset."""
+    out, before = [], False
+    for place, row in enumerate(rows):
+        broken = _broken(row)
+        if place % 2 == 0 or (broken and not before):
+            out.append(row)
+        before = broken
+    return out if len(out) < 0.75 * len(rows) else rows[::2]
 
 
 _RANK = re.compile(r"\[rank(\d+)\]|\b[Rr]ank (\d+)\b|local_rank: (\d+)")

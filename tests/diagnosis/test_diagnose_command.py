@@ -14,6 +14,7 @@ import own_logs
 
 from grpo_sentinel.cli import main
 from grpo_sentinel.diagnosis.triage import judge
+from grpo_sentinel.diagnosis.verdict import LAYERS
 from grpo_sentinel.diagnosis.view import LogView
 from grpo_sentinel.history.logs.lines import Line
 
@@ -29,6 +30,28 @@ def test_a_trainer_state_is_read_entry_by_entry_also_when_it_is_cut_off(tmp_path
     assert "cut off" in out.err
     path.write_text("{")
     assert main(["diagnose", str(path)]) == 4
+
+
+def test_every_field_of_the_json_stands_in_the_guide(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "x.log"
+    path.write_text("\n".join(own_logs.torchrun_reward_keyerror()))
+    main(["diagnose", str(path), "--json"])
+    body = json.loads(capsys.readouterr().out)
+    guide = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text()
+    assert body["schema"] in guide
+    assert body["verdict"]["layer"] in LAYERS
+    for name in [*body, *body["verdict"], *body["evidence"][0], *body["chain"][0], *body["read"]]:
+        assert f"`{name}" in guide or f".{name}`" in guide, name
+    for layer in LAYERS:
+        assert f"`{layer}`" in guide
+
+
+def test_a_table_and_event_files_are_read_row_by_row(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "history.csv"
+    rows = [f"{s},0.01,{0.4 if s < 8 else 'nan'},0.{s % 5 + 1},0.2,train" for s in range(1, 20)]
+    path.write_text("\n".join(["step,train/loss,train/grad_norm,train/reward,train/reward_std,split", *rows]))
+    assert main(["diagnose", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"]["step"] == 8
 
 
 def test_standard_input_is_read() -> None:

@@ -106,6 +106,14 @@ def test_memory_stays_bounded_however_long_the_log() -> None:
     assert view.rows_seen == 4 * MAX_ROWS
 
 
+def test_the_first_bad_step_of_a_long_log_is_kept_however_much_is_forgotten() -> None:
+    view = LogView()
+    for number in range(1, 5 * MAX_ROWS):
+        grad = "nan" if number >= 2 * MAX_ROWS + 1 else "1.0"
+        view.feed(Line("log", number, f"step {number}: {{'train/loss': 0.1, 'train/grad_norm': {grad}}}"))
+    assert judge(view).verdict.step == 2 * MAX_ROWS + 1
+
+
 def test_one_endless_line_costs_a_bounded_piece(tmp_path: Path) -> None:
     path = tmp_path / "binary.log"
     path.write_bytes(b"x" * (3 * MAX_LINE))

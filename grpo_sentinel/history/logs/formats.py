@@ -103,6 +103,16 @@ _TRAIN_KEYS = (
     "'train_loss'",
     "'kl'",
     "_loss'",
+    "/loss'",
+    '/loss"',
+    "/grad_norm'",
+    '/grad_norm"',
+    "/reward'",
+    '/reward"',
+    "/kl'",
+    "lm loss'",
+    "reward_mean'",
+    "_scores'",
 )
 _SWIFT_STEP = re.compile(r"""['"]global_step/max_steps['"]\s*:\s*['"](\d+)/(\d+)['"]""")
 _STEP_KEYS = ("step", "current_steps", "global_step", "train/step", "training/global_step", "trainer/global_step")
@@ -189,7 +199,7 @@ def parse_verl(line: Line) -> Row | None:
 
 
 _MEGATRON = re.compile(r"iteration:?\s+(\d+)\s*/\s*(\d+)\s*\|(.*)")
-_MEGATRON_PAIR = re.compile(rf"^\s*([A-Za-z][\w ()/]*?)\s*:\s*({_NUMBER})[A-Za-z]?\s*$")
+_MEGATRON_PAIR = re.compile(rf"^\s*([A-Za-z][\w ()/.]*?)\s*:\s*({_NUMBER})[A-Za-z]?\s*$")
 
 
 def parse_megatron(line: Line) -> Row | None:
@@ -240,7 +250,7 @@ def parse_advantages(line: Line) -> Row | None:
 
 
 _PLAIN_STEP = re.compile(r"(?:^|\b)(?:step|iter(?:ation)?|epoch)\s*[:=]?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.IGNORECASE)
-_PLAIN_GATE = re.compile(r"(?:loss|grad_norm|reward)[\w/.]*\s*[=: ]\s*[-+.\dnNiI]")
+_PLAIN_GATE = re.compile(r"(?:[lL]oss|grad_norm|reward)[\w/.]*\s*[=: ]\s*[-+.\dnNiI]")
 _PLAIN_PAIR = re.compile(rf"\b([A-Za-z][\w/.]*)\s*[=:]\s*({_NUMBER})(?:\s*\(({_NUMBER})\))?(?![\w.])")
 _WORD_PAIR = re.compile(
     r"\b((?:policy_|pg_|train_|lm )?loss|grad[_ ]?norm|reward|reward_std|kl|lr|learning_rate|entropy)"
@@ -256,6 +266,9 @@ def parse_plain(line: Line) -> Row | None:
     if _PLAIN_GATE.search(text) is None:
         return None
     raw = {m[1]: number(m[2]) for m in _PLAIN_PAIR.finditer(text) if m[1].lower() not in ("step", "epoch", "iter")}
+    if text.count("|") >= 3:  # `Step 3 | Loss: 0.01 | Grad. Norm: 0.12 | LR: 1e-6`
+        cells = (_MEGATRON_PAIR.match(cell) for cell in text.split("|"))
+        raw |= {cell[1]: number(cell[2]) for cell in cells if cell is not None}
     raw = {name: value for name, value in raw.items() if canonical(name) or "loss" in name}
     step = _PLAIN_STEP.search(text)
     if not raw:
@@ -304,7 +317,7 @@ PARSERS: tuple[tuple[str, Callable[[Line], Row | None]], ...] = (
     ("average reward score:", parse_deepspeed_chat),
     ("dvantages stats:", parse_advantages),
     ("{", parse_dict),
-    ("loss", parse_plain),
+    ("oss", parse_plain),
     ("grad_norm", parse_plain),
     ("reward", parse_plain),
 )

@@ -7,6 +7,7 @@ of ours knows what it means.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 EXACT: dict[str, str] = {
     # TRL, transformers, unsloth, ms-swift, LLaMA-Factory
@@ -95,6 +96,18 @@ EXACT: dict[str, str] = {
     "rollout/response_len/mean": "data.completion_length_mean",
     "rollout/truncated": "data.truncated_ratio",
     "rollout/truncated_ratio": "data.truncated_ratio",
+    # TRL's PPO, open-instruct, prime-rl
+    "objective/kl": "policy.kl_k1_nats",
+    "objective/kl_avg": "policy.kl_k1_nats",
+    "objective/entropy": "policy.entropy_nats",
+    "policy/entropy_avg": "policy.entropy_nats",
+    "objective/scores": "reward.mean",
+    "env/reward_mean": "reward.mean",
+    "ppo/mean_scores": "reward.mean",
+    "loss/policy_avg": "policy.loss",
+    "ppo/loss/policy": "policy.loss",
+    "mismatch_kl": "policy.sampling_k3_nats",
+    "entropy_avg": "policy.entropy_nats",
     # EasyR1, older OpenRLHF
     "reward/overall": "reward.mean",
     "truncated": "data.truncated_ratio",
@@ -110,6 +123,7 @@ EXACT: dict[str, str] = {
 _REWARD = re.compile(r"rewards/(?P<func>.+?)(?:/(?P<stat>mean|std))?$")
 
 
+@lru_cache(maxsize=4096)
 def canonical(raw: str) -> str | None:
     """Give the catalogue's signal for a raw metric name, None when it has none."""
     known = EXACT.get(raw)
@@ -120,4 +134,5 @@ def canonical(raw: str) -> str | None:
     found = _REWARD.match(raw)
     if found:
         return f"reward.func_{found['stat'] or 'mean'}[{found['func']}]"
-    return None
+    plain = raw.lower().replace(". ", "_").replace(" ", "_")  # `Grad. Norm`, `Learning Rate`
+    return EXACT.get(plain) if plain != raw else None
