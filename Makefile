@@ -27,7 +27,7 @@ STEPS ?=
 # files of tests side by side; each test has directories, ports and processes of its own
 PYTEST_ARGS ?= -n 2 --dist loadfile
 
-.PHONY: help demo test test-light slow lint types bench faultbench docs docs-check dashboards clean system-packages server-packages
+.PHONY: help demo test test-light slow lint types bench faultbench chaos docs docs-check dashboards clean system-packages server-packages
 
 help:
 	@sed -n '3,6s/^#  *//p' Makefile
@@ -100,6 +100,10 @@ bench: $(VENV)/.test
 # known faults in real training, scored; MECHANISMS= and SEEDS= choose, REPORT=1 only scores what is stored
 faultbench: $(VENV)/.test
 	$(PY) -m benchmarks.faultbench $(if $(REPORT),--report,$(if $(MECHANISMS),,--healthy 2000 --synthetic 50000)) $(if $(MECHANISMS),--mechanisms '$(MECHANISMS)') $(if $(SEEDS),--seeds '$(SEEDS)')
+
+# random faults against real ranks and a real sidecar; resumable: build/chaos.json. CHAOS_RUNS=, CHAOS_PARALLEL=
+chaos: $(VENV)/.test
+	$(PY) tests/chaos/chaos_series.py build/chaos.json
 
 docs: $(VENV)/.demo
 	$(PY) scripts/build_docs.py

@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from chaos_plan import GRAVE, NAN, Case
+from chaos_plan import GRAVE, HANGS, NAN, Case
 from chaos_sidecar import Sidecar
 
 from benchmarks.faultbench.score import root_of
@@ -46,6 +46,8 @@ def judge(case: Case, run: str, folder: Path, out: Path, sidecar: Sidecar, codes
     if case.fault in GRAVE and (folder / "fault.json").exists() and not bundles:
         broken.append("bundle: a grave fault and no bundle")
     broken += damage
+    if bundles and case.fault in HANGS and not any(list((path / "stacks").glob("*.txt")) for path in bundles):
+        broken.append("bundle: a hang, and no stacks of the ranks")
     findings = [_row(one) for one in sidecar.findings(run)]
     named = _named(findings)
     verdict = "none" if case.culprit is None else "open"

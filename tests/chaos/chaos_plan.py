@@ -42,12 +42,13 @@ class Case:
     def culprit(self) -> int | None:
         """The rank that a finding has to name; None where nobody outside can know it, or no rank is to blame.
 
-        Not known: a rank that waits in a collective of its own inside backward, where the other waits for it. Both
-        stand in a collective of the same phase and neither moves.
+        Not known: a rank that waits in a collective of its own in a phase in which the other waits for it too. That is
+        backward under DDP, and forward where the model has buffers, which DDP broadcasts there. Both stand in a
+        collective of the same phase and neither moves; only their stacks differ.
         """
         if self.fault == DAEMON:
             return None
-        if self.fault == HANG and self.moment == "backward" and self.trainer == LOOP:
+        if self.fault == HANG and (self.trainer, self.moment) in ((LOOP, "backward"), (TRL, "forward")):
             return None
         return self.rank
 
