@@ -74,7 +74,7 @@ class HaltController:
         self.status = HaltStatus()
         self._waiting: _Wish | None = None
         self._acted_ns = 0  # when the ranks began to act: the checkpoint's own deadline counts from here
-        self._escalation = self._new_escalation()
+        self._escalation = self._new_escalation(0, 0)
         self._served: set[str] = set()
         self._budget = Budget(clock, config.max_requests, config.cooldown_seconds)
         self._evidence_budget = Budget(clock, config.max_evidence, config.evidence_cooldown_seconds)
@@ -86,8 +86,8 @@ class HaltController:
         if math.isfinite(skip_above_norm) and not self.status.request_id:
             write_control(directory, ControlWord(request_id=0, skip_above_norm=skip_above_norm))
 
-    def _new_escalation(self) -> Escalation:
-        return Escalation(self._config, self._launcher, self._take_stacks)
+    def _new_escalation(self, request_id: int, since_ns: int) -> Escalation:
+        return Escalation(self._config, self._launcher, self._take_stacks, self._directory, request_id, since_ns)
 
     def _take_up(self) -> None:
         """Go on where an earlier daemon, or a command without one, left off."""
@@ -115,6 +115,7 @@ class HaltController:
             requested_wall_ns=made_ns,
             updated_wall_ns=made_ns,
         )
+        self._escalation = self._new_escalation(word.request_id, made_ns)
 
     def _count(self, past: Sequence[journal.Entry]) -> None:
         """Charge earlier requests to the budget, and remember the findings that they served."""
@@ -234,7 +235,7 @@ class HaltController:
         write_control(self._directory, word)
         self._asking = True
         self._last_id = request_id
-        self._escalation = self._new_escalation()
+        self._escalation = self._new_escalation(request_id, now)
         self._acted_ns = 0
         self.status = HaltStatus(
             request_id=request_id,
@@ -385,7 +386,7 @@ class HaltController:
             return  # a halt is claimed on somebody's word only; its event, or how the ranks close, will say
         action, reason, by = known
         self._last_id = max(self._last_id, newest.request_id)
-        self._escalation = self._new_escalation()
+        self._escalation = self._new_escalation(newest.request_id, newest.wall_ns)
         self._acted_ns = newest.wall_ns
         self.status = HaltStatus(
             request_id=newest.request_id,

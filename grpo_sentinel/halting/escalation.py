@@ -5,13 +5,19 @@
     + kill_after_seconds, if set    SIGKILL to the launcher, then to the ranks it leaves behind
 
 A request for a checkpoint alone stops after the stacks: it must not end a run.
+
+How far it has come is kept beside the ring: a sidecar started again in the middle goes on from there. A launcher
+that has had its SIGTERM is ending its ranks (torchrun gives them 30 s) and must not be disturbed by a second one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from grpo_sentinel.config import HaltingConfig
 from grpo_sentinel.halting.launcher import LauncherHandle
@@ -21,6 +27,9 @@ from grpo_sentinel.views import RankStatus
 
 TakeStacks = Callable[[Sequence[RankIdentity], str], str]
 """Starts writing the stacks of some ranks, told why; gives at once where they will lie. Never blocks."""
+
+
+ESCALATION_NAME = "escalation.json"
 
 
 class Stage(enum.IntEnum):
@@ -33,13 +42,29 @@ class Stage(enum.IntEnum):
 class Escalation:
     """One overdue request on its way up; `said` is what was done so far, for the status."""
 
-    def __init__(self, config: HaltingConfig, launcher: LauncherHandle | None, take_stacks: TakeStacks | None) -> None:
+    def __init__(
+        self,
+        config: HaltingConfig,
+        launcher: LauncherHandle | None,
+        take_stacks: TakeStacks | None,
+        directory: Path,
+        request_id: int,
+        since_ns: int,
+    ) -> None:
+        """Take up what an earlier sidecar did about the request `request_id`, which was made at `since_ns`."""
+        self._memory = directory / ESCALATION_NAME
+        self._request = [request_id, since_ns]
         self._config = config
         self._launcher = launcher
         self._take_stacks = take_stacks
         self.stage = Stage.WAITING
         self.said = ""
         self._since_ns = 0
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            kept = json.loads(self._memory.read_text(encoding="utf-8"))
+            if kept["request"] == self._request:
+                self.stage, self.said = Stage(int(kept["stage"])), str(kept["said"])
+                self._since_ns = int(kept["since_ns"])
 
     @property
     def exhausted(self) -> bool:
@@ -61,6 +86,9 @@ class Escalation:
     def _enter(self, stage: Stage, now_ns: int, done: str) -> None:
         self.stage, self._since_ns = stage, now_ns
         self.said = f"{self.said}; {done}" if self.said else done
+        body = {"request": self._request, "stage": int(stage), "since_ns": now_ns, "said": self.said}
+        with contextlib.suppress(OSError):  # then a restart begins with the stacks again
+            self._memory.write_text(json.dumps(body), encoding="utf-8")
 
     def waited_s(self, now_ns: int) -> float:
         """Seconds since the last step."""

@@ -84,6 +84,36 @@ def test_sigkill_comes_only_if_configured_and_takes_the_ranks_along(tmp_path: Pa
     until(lambda: all(map(gone, pids)))
 
 
+def test_a_sidecar_started_again_in_the_middle_goes_on_and_sends_no_second_sigterm(
+    tmp_path: Path, started: Started
+) -> None:
+    launcher, ranks, pids = two_stuck_ranks(started)
+    clock, asked = ManualClock(), []
+    config = HaltingConfig(acknowledge_seconds=1, terminate_seconds=10)
+
+    def sidecar() -> HaltController:
+        return HaltController(
+            tmp_path, config, clock, NodeLauncher(), take_stacks=lambda _, why: asked.append(why) or "x"
+        )  # fmt: skip
+
+    first = sidecar()
+    first.request(Action.HALT_NOW, "")
+    clock.advance(2)
+    first.poll(ranks)
+    clock.advance(9)
+    second = sidecar()
+    second.poll(ranks)
+    assert not gone(launcher.pid)  # type: ignore[attr-defined] - one second is left
+    clock.advance(2)
+    assert "SIGTERM sent to the launcher" in second.poll(ranks).detail
+    assert launcher.stdout.readline().strip() == "launcher got SIGTERM"  # type: ignore[attr-defined]
+    assert asked == ["not voted on after 1 s"], "the stacks were taken before"
+    clock.advance(11)
+    third = sidecar().poll(ranks)
+    assert third.detail.count("SIGTERM") == 1
+    until(lambda: all(map(gone, pids)))
+
+
 def test_a_late_checkpoint_alone_never_ends_the_run(tmp_path: Path, started: Started) -> None:
     launcher, ranks, _ = two_stuck_ranks(started)
     clock = ManualClock()
