@@ -84,6 +84,13 @@ def reward_never_moves(view: LogView) -> Candidate | None:
     index, row, value = tail[0]
     if value not in (0.0, 1.0) and not _no_spread(view, index):
         return None
+    cut = [p[2] for p in view.series("data.truncated_ratio") if p[0] >= index]
+    if cut and min(cut) >= 0.99:
+        return found(
+            view, "all_truncated", "data", 0.75, index, row,
+            "every completion is cut at the limit, so all score the same and there is no advantage",
+            tries=("raise max_completion_length (TRL) or max_response_length (verl)",),
+        )  # fmt: skip
     return found(
         view, "constant_reward", "reward", 0.7, index, row,
         f"the mean reward is exactly {value:g} in the last {len(tail)} rows: all completions score the same",

@@ -111,8 +111,8 @@ def _absent_rank_named(view: LogView, found: list[Candidate]) -> list[Candidate]
     reported = {rank for hit in hits if (rank := _rank(hit)) is not None}
     world = _world(hits, view)
     absent = sorted(set(range(world)) - reported)
-    if not reported or len(absent) != 1:
-        return found
+    if not reported or len(absent) != 1:  # those that report only waited: none of them is named
+        return [replace(one, rank=None) if one.name in ("collective_timeout", "gloo_timeout") else one for one in found]
     return [
         replace(
             one, rank=absent[0], confidence=0.65, says=f"{one.says}; rank {absent[0]} alone did not report: the suspect"

@@ -123,7 +123,7 @@ def no_signal(view: LogView) -> Candidate | None:
     dead = [p for p in series if (p[2] >= 0.999 if share else p[2] == 0.0)]
     total = len(series)
     tail = _trailing(series, dead)
-    if not dead or (len(dead) < 0.6 * total and len(tail) < 3):
+    if not dead or (len(dead) < 0.6 * total and not _beyond_chance(total, len(dead), len(tail))):
         return None
     if len(tail) >= 3:
         dead = tail  # the onset is where it began for good
@@ -144,6 +144,12 @@ def no_signal(view: LogView) -> Candidate | None:
         tries=("look at ten completions and their scores: too easy, too hard, or a broken grader?",
                "run `grpo-sentinel check reward MODULE:FUNCTION`"),
     )  # fmt: skip
+
+
+def _beyond_chance(total: int, dead: int, tail: int) -> bool:
+    """Tell whether so many dead rows at the end are more than the rate of dead rows before them explains."""
+    rate = (dead - tail + 0.5) / (total - tail + 1)
+    return tail >= 3 and rate**tail < 0.02
 
 
 def _trailing(series: Sequence[Point], dead: Sequence[Point]) -> list[Point]:
@@ -313,7 +319,9 @@ def mismatch(view: LogView) -> Candidate | None:
         ("policy.sampling_mult_error", 1.1),
     )  # fmt: skip
     for name, limit in limits:
-        for index, row, value in view.series(name):
+        points = view.series(name)
+        beyond = sum(math.isfinite(p[2]) and abs(p[2]) > limit for p in points)
+        for index, row, value in points if beyond >= min(2, len(points)) else ():
             if math.isfinite(value) and abs(value) > limit:
                 return found(
                     view, "rollout_mismatch", "policy", 0.7, index, row,

@@ -43,6 +43,12 @@ _REWARD = re.compile(r"reward|compute_score|grader|verifier|math_verify|latex2sy
 _REWARD_MODEL = re.compile(r"/(?:transformers/models|torch/nn|vllm)/")
 _CALLER = re.compile(r"_calculate_rewards|compute_reward")  # the trainer's side of the call
 
+_ELSEWHERE = re.compile(
+    r"CUDA|cuDNN|NCCL|HIP|gloo|[Ww]orker|exited|[Kk]illed|[Ee]ngine|[Ss]ee (?:above|root)|terminated|[Cc]onnection"
+    r"|remote|[Bb]roken pipe|timed? ?out|probability tensor|NVML"
+)
+"""Messages of a RuntimeError that speak of another process, or of a device that failed earlier."""
+
 GENERIC = ("python_error", "not_implemented", "deprecated_arg", "missing_attribute", "missing_argument",
            "reward_missing", "reward_error", "index_range", "column_missing")  # fmt: skip
 """Markers whose meaning depends on the frames above them."""
@@ -123,8 +129,9 @@ def _layer(traceback: Traceback) -> str | None:
                 return layer
     if traceback.type.rpartition(".")[2] in ("KeyError", "IndexError") and _about_samples(traceback):
         return "data"
-    if traceback.type.rpartition(".")[2] in ("RuntimeError", "Exception", "TimeoutError"):
-        return None  # too general without a frame that speaks
+    last = traceback.type.rpartition(".")[2]
+    if last in ("Exception", "TimeoutError") or (last == "RuntimeError" and _ELSEWHERE.search(traceback.message)):
+        return None  # too general without a frame that speaks, or the reason lies elsewhere
     return "tooling"
 
 

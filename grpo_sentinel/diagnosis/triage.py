@@ -86,8 +86,12 @@ def _without_survived(found: list[Candidate], view: LogView) -> tuple[list[Candi
     return kept, notes[:5]
 
 
-def _rank_of(candidate: Candidate) -> tuple[int, float]:
-    return _ROLE[candidate.role], candidate.at - 0.5 * candidate.confidence + (1 if candidate.name in _BLIND else 0)
+def _rank_of(candidate: Candidate) -> tuple[float, float]:
+    """Sort key: ranks that waited in vain are the last of the symptoms, whatever file they stand in."""
+    waited = 0.5 if candidate.role == "symptom" and candidate.layer == "communication" else 0
+    return _ROLE[candidate.role] + waited, candidate.at - 0.5 * candidate.confidence + (
+        1 if candidate.name in _BLIND else 0
+    )
 
 
 def _undetermined(witness: Candidate) -> Candidate:

@@ -162,6 +162,10 @@ SAMPLES = {
     "exit_signal": "failed (exitcode: -11) local_rank: 0 (pid: 4411) of binary: python3",
     "engine_dead": "vllm.engine.async_llm_engine.AsyncEngineDeadError: Background loop has errored already.",
     "process_exited": "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
+    "state_dict": "RuntimeError: Error(s) in loading state_dict for Qwen2ForCausalLM:",
+    "wrong_dtype": "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16",
+    "wrong_dtype ": "RuntimeError: expected scalar type BFloat16 but found Float",
+    "wrong_device": "RuntimeError: Expected all tensors to be on the same device, but found at least two devices",
     "recv_bytes": "failed to recv, got 0 bytes in recvBytes",
     "bind_failed": "NCCL WARN Call to bind failed : Address already in use",
 }
