@@ -19,7 +19,7 @@ from benchmarks.faultbench.sidecar import Sidecar
 from benchmarks.faultbench.table import WORLDS
 
 SETTINGS = json.dumps({"overhead_floor_seconds": 10.0})
-"""Steps take 30 to 300 ms here and seconds elsewhere, on a machine that may be busy: nothing is thinned for its cost."""
+"""Steps take 30 to 300 ms here and seconds elsewhere, on a machine that may be busy: nothing is thinned."""
 WATCHED, ANOMALY = "watched", "anomaly"
 _SETTLE = 1.6  # seconds after the last rank's end in which the daemon sees it and commits
 _AFTER_DEATH = 8.0  # seconds that ranks may live on after the first has ended
