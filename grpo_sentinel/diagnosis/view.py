@@ -95,6 +95,8 @@ class LogView:
         if "train_runtime" in row.raw or "train_loss" in row.raw:
             self.finished = True
             return
+        if row.step is not None and self.rows and self.rows[-1].step == row.step and self.rows[-1].raw == row.raw:
+            return  # the same line twice, as two handlers of one logger write it
         self.rows_seen += 1
         self._note_row(row)
         self.total_steps = row.total_steps or self.total_steps

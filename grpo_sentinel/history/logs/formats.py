@@ -124,7 +124,7 @@ def parse_dict(line: Line) -> Row | None:
     if "':" not in text and '":' not in text:
         return None
     start = text.find("{")
-    if start < 0 or not any(key in text for key in _TRAIN_KEYS):
+    if start < 0 or "}" not in text[start:] or not any(key in text for key in _TRAIN_KEYS):
         return None
     raw = _pairs(text[start:])
     if len(raw) < 2 or not any(canonical(name) or name.startswith("train_") for name in raw):
@@ -154,7 +154,7 @@ def parse_openrlhf(line: Line) -> Row | None:
     if "lobal step " not in line.text:
         return None
     found = _GLOBAL_STEP.search(line.text)
-    return _row("openrlhf", line, int(found[1]), _pairs(found[2])) if found else None
+    return _row("openrlhf", line, int(found[1]), _pairs(found[2])) if found and "}" in found[2] else None
 
 
 _SLIME = re.compile(r"\b(?:step|rollout) (\d+)\s*:\s*(\{.*)")
@@ -165,7 +165,7 @@ def parse_slime(line: Line) -> Row | None:
     if "{" not in line.text:
         return None
     found = _SLIME.search(line.text)
-    if not found:
+    if not found or "}" not in found[2]:
         return None
     raw = _pairs(found[2])
     return _row("slime", line, int(found[1]), raw) if raw else None
@@ -345,6 +345,9 @@ _NEMO_PAIR = re.compile(rf"•\s*([^:]+):\s*({_NUMBER})")
 _BAR = re.compile(r"^\s*\d+%\|.*?\| (\d+)/(\d+) \[[\d:]+<")  # a bar with a caption counts something else
 
 
+_MAX_DICT = 20_000  # characters of one printed dictionary
+
+
 @dataclass(slots=True)
 class RowReader:
     """Turn lines into rows: parsers in order, progress bars for steps, blocks of NeMo-RL joined.
@@ -355,11 +358,17 @@ class RowReader:
 
     bars: dict[str, tuple[int, int]] = field(default_factory=dict)
     _block: dict[str, Row] = field(default_factory=dict)
+    _begun: dict[str, Line] = field(default_factory=dict)  # dictionaries that go on in the next line
     _heads: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def feed(self, line: Line) -> Iterator[Row]:
         """Give the rows that this line completes (mostly none or one)."""
+        if self._begun and line.source in self._begun:
+            line = self._joined(self._begun.pop(line.source), line)
         text = line.text
+        if text.startswith("{") and "}" not in text and ("':" in text or '":' in text) and len(text) < _MAX_DICT:
+            self._begun[line.source] = line  # printed over several lines, or torn: then it is dropped
+            return
         nemo = _NEMO_STEP.search(text) if "= Step " in text else None
         if nemo:
             yield from self.flush(line.source)
@@ -393,6 +402,13 @@ class RowReader:
                 if row is not None:
                     yield self._with_bar(row)
                     return
+
+    @staticmethod
+    def _joined(begun: Line, line: Line) -> Line:
+        """Put the next line of a printed dictionary behind what there is of it; any other line ends it."""
+        if line.text[:1] not in (" ", "'", '"', "}"):
+            return line
+        return Line(begun.source, begun.number, f"{begun.text} {line.text.strip()}")
 
     def flush(self, source: str | None = None) -> Iterator[Row]:
         """Give what is still being joined, at the end of the log."""
