@@ -21,6 +21,7 @@ from grpo_sentinel.daemon.health import Health
 from grpo_sentinel.daemon.pins import Pins
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting import HaltController
+from grpo_sentinel.halting.worth_saving import worth_saving
 from grpo_sentinel.records import (
     Action,
     EventRecord,
@@ -194,7 +195,7 @@ class RunWatch:
         try:
             if self._alive():
                 asking = findings if findings else self._still_asking()
-                self.halting.consider(asking)
+                self.halting.consider(worth_saving(asking, self._engine.active))
             self.halting.observe(events)
             self.halting.poll(self._ranks)
             self._notes.pop("halting", None)

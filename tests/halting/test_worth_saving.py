@@ -1,0 +1,27 @@
+"""Nothing is saved of weights that are lost: a run is stopped without, and a person's own request is left alone."""
+
+from __future__ import annotations
+
+import pytest
+from run_support import finding
+
+from grpo_sentinel.halting.worth_saving import LOST, worth_saving
+from grpo_sentinel.records import Action, FindingState
+from grpo_sentinel.rules import load_rules
+
+
+def test_a_halt_saves_unless_weights_or_moments_are_lost() -> None:
+    halts, saves, alerts = finding(), finding(action=Action.CHECKPOINT), finding("other", Action.ALERT)
+    assert worth_saving([halts, saves], lambda: [alerts]) == [halts, saves]
+    lost = finding("weights_nonfinite", Action.ALERT)
+    changed = worth_saving([halts, saves, alerts], lambda: [lost])
+    assert [one.action for one in changed] == [Action.HALT_NOW, Action.ALERT, Action.ALERT]
+    assert changed[0].message == "gradient_nonfinite is bad; nothing is saved (weights_nonfinite)"
+    assert changed[2] is alerts
+    over = finding("weights_nonfinite", Action.ALERT, state=FindingState.RESOLVED)
+    assert worth_saving([halts], lambda: [over]) == [halts]
+    assert worth_saving([alerts], lambda: pytest.fail("not asked")) == [alerts]
+
+
+def test_the_rules_that_tell_of_lost_weights_exist() -> None:
+    assert {rule.name for rule in load_rules()} >= LOST
