@@ -41,7 +41,9 @@ _FRAMES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 _REWARD = re.compile(r"reward|compute_score|grader|verifier|math_verify|latex2sympy|judge", re.IGNORECASE)
 _REWARD_MODEL = re.compile(r"/(?:transformers/models|torch/nn|vllm)/")
-_CALLER = re.compile(r"_calculate_rewards|compute_reward")  # the trainer's side of the call
+_CALLER = re.compile(
+    r"_calculate_rewards|compute_rewards?\b|_compute_rewards_per_func|_score_completions"
+)  # the trainer's side of the call
 
 _ELSEWHERE = re.compile(
     r"CUDA|cuDNN|NCCL|HIP|gloo|[Ww]orker|exited|[Kk]illed|[Ee]ngine|[Ss]ee (?:above|root)|terminated|[Cc]onnection"

@@ -162,6 +162,7 @@ SAMPLES = {
     "exit_signal": "failed (exitcode: -11) local_rank: 0 (pid: 4411) of binary: python3",
     "engine_dead": "vllm.engine.async_llm_engine.AsyncEngineDeadError: Background loop has errored already.",
     "process_exited": "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
+    "ib_completion": "mlx5: host_unknown: got completion with error:",
     "state_dict": "RuntimeError: Error(s) in loading state_dict for Qwen2ForCausalLM:",
     "wrong_dtype": "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16",
     "wrong_dtype ": "RuntimeError: expected scalar type BFloat16 but found Float",

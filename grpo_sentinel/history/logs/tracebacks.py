@@ -1,7 +1,7 @@
 """Python tracebacks in a log: frames and exception of each, whatever prefix every line of it carries.
 
 Ranks and actors interleave, so lines belong together by their prefix (`[rank1]: `, `(TaskRunner pid=7) `, a logger's
-time), in which digits are ignored. A traceback whose head was cut off counts as well. Memory is constant: the last
+time), in which all digits but those of rank and process are ignored. A traceback whose head was cut off counts as well. Memory is constant: the last
 `MAX_FRAMES` frames of one, the first `MAX_KEPT` of all.
 """
 
@@ -38,9 +38,10 @@ class Traceback:
 
 
 _FRAME = re.compile(r'^(.{0,200}?)\s*File "([^"]{1,400})", line \d+, in (\S+)')
+_RICH_FRAME = re.compile(r"^(.{0,200}?)\s*[│|] (/\S{1,400}\.py):\d+ in (\S+)\s*[│|]")  # as the library rich draws it
 _HEAD = re.compile(r"^(.{0,200}?)\s*Traceback \(most recent call last\)")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.{0,300})|:?$)")
-_DIGITS = re.compile(r"\d+")
+_DIGITS = re.compile(r"((?:[Rr]ank ?|pid=)\d+)|\d+")
 _TAIL = re.compile(r"\s*[|+]?\s*$")
 
 
@@ -63,19 +64,19 @@ class TracebackReader:
     def feed(self, line: Line) -> Traceback | None:
         """Take one line; give the traceback that it ends."""
         text = line.text
-        if 'File "' in text or "Traceback (most" in text:
+        if 'File "' in text or "Traceback (most" in text or ("│ /" in text and ".py:" in text):
             self._note(line)
             return None
         return self._finish(line) if self._open else None
 
     def _note(self, line: Line) -> None:
-        frame = _FRAME.match(line.text)
+        frame = _FRAME.match(line.text) or _RICH_FRAME.match(line.text)
         head = None if frame else _HEAD.match(line.text)
         found = frame or head
         if found is None:
             return
-        prefix = found[1].rstrip()
-        shape = _DIGITS.sub("#", prefix)
+        prefix = found[1].rstrip(" ╭─│╰")
+        shape = _shape(prefix)
         key = (line.source, shape)
         one = self._open.get(key)
         if one is None or head is not None or line.number - one.seen > _MAX_GAP:
@@ -93,14 +94,14 @@ class TracebackReader:
                 continue
             head = line.text[: len(one.prefix)]
             rest = line.text[len(one.prefix) :]
-            if _DIGITS.sub("#", head) != one.shape:
+            if _shape(head) != one.shape:
                 # a number in the prefix may have grown a digit since the first line
                 grown = re.match(_loose(one.shape), line.text[:240])
                 if grown is None:
                     continue
                 rest = line.text[grown.end() :]
             body = rest[1:] if one.prefix and rest.startswith(" ") else rest
-            if not body.strip() or body[0] in " \t^~|":
+            if not body.strip() or body[0] in " \t^~|│╭╰":
                 if one.prefix:
                     one.seen = line.number
                     return None
@@ -130,6 +131,11 @@ def _is_exception(name: str) -> bool:
     """Tell an exception's class from an ordinary word with a colon: dotted, or named like one."""
     last = name.rpartition(".")[2]
     return last[:1].isupper() and (last.endswith(_WORDS) or "." in name)
+
+
+def _shape(prefix: str) -> str:
+    """A prefix with its numbers as `#`, those of rank and process excepted: a time changes from line to line."""
+    return _DIGITS.sub(lambda found: found[1] or "#", prefix)
 
 
 def _loose(shape: str) -> str:
