@@ -175,7 +175,7 @@ def _event(entry: Mapping[str, Any], number: int) -> EventRecord:
 
 
 def _states(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, Any]:
-    """Heartbeats of a tick: `{0: {step: 4, phase: vote, since: 12.5, liveness: alive, stopped: false, values: {}}}`."""
+    """Heartbeats of a tick: `{0: {step: 4, phase: vote, since: 12.5, liveness: alive, stopped: false}}`."""
     out: dict[int, Any] = {}
     for rank, entry in ranks.items():
         since = _START_NS + round(float(entry.get("since", 0.0)) * 1e9)
@@ -188,8 +188,6 @@ def _states(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, Any]:
         out[rank] = SimpleNamespace(
             heartbeat=beat,
             liveness=Liveness(entry.get("liveness", "alive")),
-            last_step=beat.step - 1,
-            values=entry.get("values", {}),
             stopped=bool(entry.get("stopped", False)),
         )
     return out

@@ -22,6 +22,7 @@ from grpo_sentinel.rules.attribution import Attribution
 from grpo_sentinel.rules.board import Board, layout_of
 from grpo_sentinel.rules.lost_peers import tells_of_a_lost_peer
 from grpo_sentinel.rules.message import write
+from grpo_sentinel.rules.phase_past import PhasePast
 from grpo_sentinel.rules.root_cause import RootCause
 from grpo_sentinel.rules.rule import Rule, RuleSet
 from grpo_sentinel.rules.tracker import Change, Tracker
@@ -45,6 +46,7 @@ class Engine:
         self._boards: dict[Mode, Board] = {}
         self._roots = RootCause(rule.name for rule in rules if rule.bound)
         self._attribution = Attribution()
+        self._phases = PhasePast()
         self._context: dict[str, Any] = {}
         self._step = 0
         self._checkpoints: deque[tuple[int, str]] = deque(maxlen=_CHECKPOINTS)
@@ -77,6 +79,7 @@ class Engine:
         self._boards.clear()
         self._roots = RootCause(rule.name for rule in self._given if rule.bound)
         self._attribution = Attribution()
+        self._phases = PhasePast()
         self._step = 0
         return gone
 
@@ -91,6 +94,7 @@ class Engine:
             board.clear()
         self._roots = RootCause(rule.name for rule in self._given if rule.bound)
         self._attribution = Attribution()
+        self._phases = PhasePast()
         self._step = 0
 
     def frame(self, frame: Frame) -> list[Finding]:
@@ -100,6 +104,7 @@ class Engine:
         if frame.mode is Mode.TRAIN:
             self._step = max(self._step, frame.step)
         self._attribution.frame(frame)
+        self._phases.frame(frame)
         rows = frame.ranks
         board = self._board(frame.mode)
         board.looks += 1
@@ -182,7 +187,8 @@ class Engine:
         out: list[Finding] = []
         for rank in ranks:
             step = ranks[rank].heartbeat.step or self._step
-            view = View(step, wall_ns, _nothing, rank=rank, states=ranks, left_alone=self._roots.left_alone)
+            past, alone = self._phases.of(rank), self._roots.left_alone
+            view = View(step, wall_ns, _nothing, rank=rank, states=ranks, past=past, left_alone=alone)
             for rule in self._by_scope["tick"]:
                 self._look(self._tracker(rule, "tick", rank, ""), view, out)
         return out

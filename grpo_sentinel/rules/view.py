@@ -15,7 +15,8 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from grpo_sentinel.catalog import signal_of
-from grpo_sentinel.records import Heartbeat, Liveness
+from grpo_sentinel.records import Heartbeat, Liveness, Phase
+from grpo_sentinel.rules.robust import SortedWindow
 
 Get = Callable[[str], "float | None"]
 
@@ -27,10 +28,6 @@ class RankState(Protocol):
     def heartbeat(self) -> Heartbeat: ...
     @property
     def liveness(self) -> Liveness: ...
-    @property
-    def last_step(self) -> int: ...
-    @property
-    def values(self) -> Mapping[str, float]: ...
     @property
     def stopped(self) -> bool: ...
 
@@ -47,6 +44,7 @@ class View:
     missing: tuple[int, ...] = ()
     tainted: bool = False  # a bound is broken in this very step: baselines must not learn from it
     states: Mapping[int, RankState] = field(default_factory=dict)
+    past: Mapping[Phase, SortedWindow] = field(default_factory=dict)  # scope tick: seconds of this rank's phases
     left_alone: Set[int] = frozenset()  # ranks whose own exception says that another rank had gone
     event: Mapping[str, Any] = field(default_factory=dict)
     event_kind: str = ""

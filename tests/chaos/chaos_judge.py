@@ -50,18 +50,18 @@ def judge(case: Case, run: str, folder: Path, out: Path, sidecar: Sidecar, codes
         broken.append("bundle: a hang, and no stacks of the ranks")
     findings = [_row(one) for one in sidecar.findings(run)]
     named = _named(findings)
-    verdict = "none" if case.culprit is None else "open"
+    acted = (folder / "fault.json").exists()
+    verdict = "none" if case.culprit is None or not acted else "open"
     if named is not None and len(named) == 1:
-        if case.rank not in named or case.fault not in GRAVE:
+        if case.rank not in named or case.fault not in GRAVE or not acted:
             verdict = "wrong"
             broken.append(f"culprit: rank {named[0]} is named with confidence")
         else:
             verdict = "right"
-    acted = (folder / "fault.json").exists() or case.fault not in GRAVE
     return {
         "name": case.name, "trainer": case.trainer, "fault": case.fault, "rank": case.rank, "moment": case.moment,
         "known": case.culprit is not None, "acted": acted, "culprit": verdict, "named": named, "broken": broken,
-        "codes": codes, "steps": ranks, "resume": chosen.path and chosen.path.name, "bundles": len(bundles),
+        "told_after_s": _told_after(folder / "fault.json", findings), "codes": codes, "steps": ranks, "resume": chosen.path and chosen.path.name, "bundles": len(bundles), "pinned": len(_pins(run, sidecar)),
         "checkpoints": len(everything), "findings": findings,
         "requests": [f"{one.action.name} {one.state.name} step {one.step}" for one in sidecar.requests(run)],
     }  # fmt: skip
@@ -70,6 +70,13 @@ def judge(case: Case, run: str, folder: Path, out: Path, sidecar: Sidecar, codes
 def _named(findings: list[dict[str, Any]]) -> list[int] | None:
     grave = [one for one in findings if one["severity"] != "note"]
     return list(root_of(grave)["ranks"]) if grave else None
+
+
+def _told_after(file: Path, findings: list[dict[str, Any]]) -> float | None:
+    """Seconds from the fault to the first critical finding, in wall time."""
+    began = (_json(file) or {}).get("wall_ns")
+    told = [one["wall_ns"] for one in findings if one["severity"] == "critical"]
+    return round((min(told) - began) / 1e9, 3) if began and told else None
 
 
 def _row(one: Any) -> dict[str, Any]:
@@ -101,14 +108,17 @@ def _not_whole(place: Path, saved: dict[str, str]) -> str:
 
 def _pinned(run: str, out: Path, sidecar: Sidecar, saved: dict[str, str]) -> list[str]:
     broken = []
-    for text in re.findall(r"kept (\S+): the newest checkpoint", sidecar.log()):
-        place = Path(text)
-        if run not in place.parts:
-            continue
+    for place in _pins(run, sidecar):
         why = "it is gone" if not place.is_dir() else _not_whole(place, saved)
         if why:
             broken.append(f"pinned: {place.name}: {why}")
     return broken
+
+
+def _pins(run: str, sidecar: Sidecar) -> list[Path]:
+    """What the sidecar said it had pinned."""
+    told = map(Path, re.findall(r"kept (\S+): the newest checkpoint", sidecar.log()))
+    return [place for place in told if run in place.parts]
 
 
 def _steps(ranks: dict[int, Any], run: str, sidecar: Sidecar, saved: dict[str, str], case: Case) -> list[str]:
@@ -122,7 +132,7 @@ def _steps(ranks: dict[int, Any], run: str, sidecar: Sidecar, saved: dict[str, s
                 broken.append(f"steps: {one.detail} is claimed and was never saved")
     if len(set(stopped.values())) > 1:
         broken.append(f"steps: ranks stopped at {stopped}")
-    if case.fault == NAN and len(stopped) != 2:
+    if case.fault == NAN and len(stopped) != 2 and not case.halting:
         broken.append(f"steps: three skipped updates and no halt of both ranks: {stopped}")
     return broken
 

@@ -33,10 +33,12 @@ class Case:
     rank: int
     moment: str
     step: int  # at which the fault acts, 1-based
+    halting: bool = False  # a person asks for checkpoint-and-halt when the step before begins
 
     @property
     def name(self) -> str:
-        return f"{self.number:03d}-{self.trainer}-{self.fault}-rank{self.rank}-{self.moment}-step{self.step}"
+        name = f"{self.number:03d}-{self.trainer}-{self.fault}-rank{self.rank}-{self.moment}-step{self.step}"
+        return f"{name}-halting" if self.halting else name
 
     @property
     def culprit(self) -> int | None:
@@ -53,8 +55,8 @@ class Case:
         return self.rank
 
 
-def draw(count: int, seed: int = 5) -> list[Case]:
-    """Draw the first `count` runs of a series: faults in turn, all else at random."""
+def draw(count: int, seed: int = 5, *, halting: bool = False) -> list[Case]:
+    """Draw the first `count` runs of a series: faults in turn, all else at random; `halting`: each in a halt."""
     chance = random.Random(seed)
     cases = []
     bag: list[str] = []
@@ -75,5 +77,7 @@ def draw(count: int, seed: int = 5) -> list[Case]:
         if moment == "save":
             rank, step = 0, step - step % 2 + 2  # saves come at every second step
         trainer = TRL if number % TRL_EVERY == 1 else LOOP
-        cases.append(Case(number=number, trainer=trainer, fault=fault, rank=rank, moment=moment, step=step))
+        cases.append(
+            Case(number=number, trainer=trainer, fault=fault, rank=rank, moment=moment, step=step, halting=halting)
+        )
     return cases

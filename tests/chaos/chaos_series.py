@@ -1,6 +1,7 @@
 """Random faults against real ranks and a real sidecar, run after run; results are kept one by one, so it can be resumed.
 
     python tests/chaos/chaos_series.py build/chaos.json      CHAOS_RUNS=200 CHAOS_PARALLEL=3 CHAOS_SECONDS=3600
+    CHAOS_HALTING=1 ...                                      another series: every fault in or about a halt
 
 Ranks are forked from this process, which has imported torch and TRL: a run costs seconds. Every run has a limit, and
 ends what it started. Exit code 1 when an invariant was broken or fewer than 95 % of the culprits were named.
@@ -50,6 +51,7 @@ class Going:
     ranks: children.Children
     killed: float = 0.0
     seen: float = 0.0
+    asked: bool = False
     mounts: list[Path] = field(default_factory=list)
 
     @property
@@ -88,6 +90,9 @@ class Slot:
         now, case = time.monotonic(), going.case
         if case.fault == DAEMON:
             self._kill_the_sidecar(going, now)
+        if case.halting and not going.asked and (going.folder / "ask").exists():
+            going.asked = True
+            self._halt(going)
         if going.ranks.poll():
             return True
         acted = (going.folder / "fault.json").exists()
@@ -102,6 +107,16 @@ class Slot:
             going.ranks.end()
             return True
         return False
+
+    def _halt(self, going: Going) -> None:
+        """Ask as `grpo-sentinel halt` does; a sidecar that is down, or a run that has died, cannot be asked."""
+        from grpo_sentinel.cli.halt import make_request
+        from grpo_sentinel.config import load_config
+        from grpo_sentinel.errors import SentinelError
+        from grpo_sentinel.records import Action
+
+        with contextlib.suppress(SentinelError, OSError):
+            make_request(load_config(str(self.sidecar.config)), going.run, Action.CHECKPOINT_AND_HALT, "chaos")
 
     def _told(self, going: Going) -> bool:
         found = [one for one in self.sidecar.findings(going.run) if one.severity.name == "CRITICAL"]
@@ -243,6 +258,8 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
         "culprit_right_share": round(right / len(known), 4) if known else None,
         "wrong_with_confidence": sum(row["culprit"] == "wrong" for row in results),
         "bundles": sum(row["bundles"] for row in results),
+        "pinned": sum(row.get("pinned", 0) for row in results),
+        "halts_claimed": sum(any("HALT DONE" in one for one in row["requests"]) for row in results),
         "by_fault": {
             fault: sum(row["fault"] == fault for row in results) for fault in sorted({r["fault"] for r in results})
         },
@@ -263,7 +280,8 @@ def main() -> int:
     parallel, seconds = int(os.environ.get("CHAOS_PARALLEL", "2")), float(os.environ.get("CHAOS_SECONDS", "1e9"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     only = os.environ.get("CHAOS_ONLY", "")
-    cases = [case for case in draw(count) if only in case.name]
+    halting = os.environ.get("CHAOS_HALTING") == "1"
+    cases = [case for case in draw(count, 6 if halting else 5, halting=halting) if only in case.name]
     with contextlib.suppress(KeyboardInterrupt):
         results = carry_out(cases, file, parallel=parallel, seconds=seconds)
         total = summary(results)

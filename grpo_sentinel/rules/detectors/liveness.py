@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from grpo_sentinel.records import Heartbeat, Liveness, Phase
+from grpo_sentinel.rules.phase_past import TURNS
 from grpo_sentinel.rules.robust import SortedWindow
 from grpo_sentinel.rules.view import FINE, RankState, Verdict, View, unable
 
@@ -17,7 +18,6 @@ _NO_STATE = unable("no heartbeat of this rank")
 _AT_REST = (Phase.FINISHED,)
 _EXCUSED = (Phase.CHECKPOINT, Phase.EVALUATION, Phase.FINISHED)
 _ROLLOUT = (Phase.DATA, Phase.GENERATE, Phase.REWARD, Phase.LOGPROBS, Phase.WEIGHT_SYNC)  # in any order, nested too
-_SECONDS = {phase: f"time.phase_seconds[{phase.name.lower()}]" for phase in Phase}
 _STAGES = {**dict.fromkeys(_ROLLOUT, 0), Phase.FORWARD: 1, Phase.BACKWARD: 2, Phase.VOTE: 3, Phase.OPTIMIZER: 4}
 
 
@@ -101,6 +101,8 @@ class Left:
 class Silence:
     """Bad when a phase lasts longer than max(factor x the 90th percentile of its own past, floor_seconds).
 
+    The past comes from heartbeats, as far as they are seen, and from the records of whole steps; the longer counts.
+
     Until `min_points` turns of the phase are known, `first_seconds` counts (loading, compilation, first rollout). A
     process that is stopped (SIGSTOP, a debugger) is silent after `floor_seconds` whatever its phase.
     Not judged: a rank that waits for another (see `suspects`), and all ranks once one is dead.
@@ -116,8 +118,6 @@ class Silence:
             raise ValueError("expected factor >= 1 and floor_seconds > 0")
         self._past: dict[Phase, SortedWindow] = {}
         self._last: Heartbeat | None = None
-        self._step = 0
-        self._told: dict[Phase, float] = {}
         self._stopped_ns: int | None = None
 
     def update(self, view: View) -> Verdict:
@@ -126,7 +126,6 @@ class Silence:
             return _NO_STATE
         beat = state.heartbeat
         self._learn(beat)
-        self._learn_from_record(state)
         self._stopped_ns = (self._stopped_ns or view.wall_ns) if state.stopped else None
         if state.liveness is not Liveness.ALIVE or beat.phase in _AT_REST:
             return FINE
@@ -136,7 +135,7 @@ class Silence:
         if self._stopped_ns is not None:
             seconds, limit = (view.wall_ns - self._stopped_ns) / 1e9, self.floor_seconds
         else:
-            seconds, limit = (view.wall_ns - beat.phase_since_wall_ns) / 1e9, self._limit(beat.phase)
+            seconds, limit = (view.wall_ns - beat.phase_since_wall_ns) / 1e9, self._limit(beat.phase, view)
         if seconds <= limit or view.rank != among[0]:
             return FINE  # of several that cannot be told apart the first speaks for all
         verdict = _verdict(view, beat, seconds, limit)
@@ -147,32 +146,18 @@ class Silence:
             return replace(verdict, ranks=among, detail=detail)
         return verdict
 
-    def _limit(self, phase: Phase) -> float:
-        past = self._past.get(phase)
-        if past is None or len(past) < self.min_points:
-            return self.first_seconds
-        return max(self.factor * past.quantile(0.9), self.floor_seconds)
+    def _limit(self, phase: Phase, view: View) -> float:
+        pasts = (self._past.get(phase), view.past.get(phase))
+        usual = [past.quantile(0.9) for past in pasts if past is not None and len(past) >= self.min_points]
+        return max(self.factor * max(usual), self.floor_seconds) if usual else self.first_seconds
 
     def _learn(self, beat: Heartbeat) -> None:
         last = self._last
         if last is not None and beat.phase_since_wall_ns > last.phase_since_wall_ns:
             # phases between two looks are missed, so a duration is only ever over-estimated: never a false alarm
-            self._note(last.phase, (beat.phase_since_wall_ns - last.phase_since_wall_ns) / 1e9)
+            seconds = (beat.phase_since_wall_ns - last.phase_since_wall_ns) / 1e9
+            self._past.setdefault(last.phase, SortedWindow(TURNS)).push(seconds)
         self._last = beat
-
-    def _learn_from_record(self, state: RankState) -> None:
-        """Take what a step's record says of its phases: seconds of all turns together, so over-estimated again."""
-        if state.last_step <= self._step:
-            return
-        self._step = state.last_step
-        for phase, name in _SECONDS.items():
-            seconds = state.values.get(name, 0.0)
-            if seconds > 0 and seconds != self._told.get(phase):  # what no later step has said stays as it was
-                self._told[phase] = seconds
-                self._note(phase, seconds)
-
-    def _note(self, phase: Phase, seconds: float) -> None:
-        self._past.setdefault(phase, SortedWindow(32)).push(seconds)
 
 
 def suspects(states: Mapping[int, RankState]) -> tuple[int, ...]:
