@@ -2,6 +2,7 @@
 
     python tests/chaos/chaos_series.py build/chaos.json      CHAOS_RUNS=200 CHAOS_PARALLEL=3 CHAOS_SECONDS=3600
     CHAOS_HALTING=1 ...                                      another series: every fault in or about a halt
+    CHAOS_RESTART=1 CHAOS_ONLY=hang_reward ...               the sidecar is killed once the rank hangs, and started again
 
 Ranks are forked from this process, which has imported torch and TRL: a run costs seconds. Every run has a limit, and
 ends what it started. Exit code 1 when an invariant was broken or fewer than 95 % of the culprits were named.
@@ -88,14 +89,17 @@ class Slot:
         going = self.going
         assert going is not None
         now, case = time.monotonic(), going.case
+        acted = (going.folder / "fault.json").exists()
         if case.fault == DAEMON:
-            self._kill_the_sidecar(going, now)
+            saved = (going.out / f"checkpoint-{case.step - case.step % 2}").exists()
+            self._kill_the_sidecar(going, now, saved)
+        elif os.environ.get("CHAOS_RESTART") == "1":
+            self._kill_the_sidecar(going, now, acted)
         if case.halting and not going.asked and (going.folder / "ask").exists():
             going.asked = True
             self._halt(going)
         if going.ranks.poll():
             return True
-        acted = (going.folder / "fault.json").exists()
         if case.fault in HANGS and acted and self._told(going):
             going.seen = going.seen or now
         died = going.ranks.first_end and any(going.ranks.codes.values())
@@ -122,10 +126,11 @@ class Slot:
         found = [one for one in self.sidecar.findings(going.run) if one.severity.name == "CRITICAL"]
         return bool(found) and bool(self.sidecar.bundles(going.run))
 
-    def _kill_the_sidecar(self, going: Going, now: float) -> None:
-        if not going.killed and (going.out / f"checkpoint-{going.case.step - going.case.step % 2}").exists():
+    def _kill_the_sidecar(self, going: Going, now: float, due: bool) -> None:
+        if not going.killed and due:
             self.sidecar.kill()
-            (going.folder / "fault.json").write_text("{}")
+            if going.case.fault == DAEMON:
+                (going.folder / "fault.json").write_text("{}")
             going.killed = now
         elif going.killed and not self.sidecar.alive() and now - going.killed > DOWN_SECONDS:
             self.sidecar.start()
