@@ -22,7 +22,7 @@ _TYPES: tuple[tuple[str, str], ...] = (
         "data",
     ),
     (
-        r"Connection|Disconnected|Dist\w*Error|Rendezvous|ReadTimeout|ConnectTimeout|HTTPError|gaierror|ProxyError",
+        r"Connect|Disconnected|Dist\w*Error|Rendezvous|ReadTimeout|ConnectTimeout|HTTPError|gaierror|ProxyError",
         "communication",
     ),
     (r"MemoryError", "memory"),
@@ -65,7 +65,33 @@ def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
         found = _candidate(view, traceback)
         if found is not None:
             out.append(found)
-    return out
+    return out or _bare(view)
+
+
+_RAY = re.compile(r"RayTaskError\((\w+)\)")
+_PROGRAM = re.compile(r"(?:^|\.)(?:Value|Type|Attribute|Assertion|Import|Name|FileNotFound|Permission)Error$")
+
+
+def _bare(view: LogView) -> list[Candidate]:
+    """An exception without its frames: its type tells where it is a special one; else it is the program's own."""
+    for hit in view.hits.get("python_error", ()):
+        passed = _RAY.search(hit.line.text)
+        name, message = passed[1] if passed else hit.groups["type"], hit.groups["message"]
+        if PASSED_ON.search(name):
+            continue
+        layer = _layer(Traceback(first=0, last=hit.line, frames=(), type=name, message=message))
+        if layer is None or (layer == "tooling" and not _PROGRAM.search(name)):
+            continue
+        what = f"{name}: {message[:120]}" if message else name
+        return [
+            Candidate(
+                name="python_exception", layer=layer, confidence=0.4, rank=rank_of(hit.line.text, hit.line.source),
+                at=hit.line.number / max(view.lines, 1), says=f"{what} ended the process; the log lacks its frames",
+                evidence=(Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300]),),
+                tries=_TRIES.get(layer, ()), would_decide=("the whole traceback of the rank that failed first",),
+            )
+        ]  # fmt: skip
+    return []
 
 
 def _candidate(view: LogView, traceback: Traceback) -> Candidate | None:

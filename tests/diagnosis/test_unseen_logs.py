@@ -17,6 +17,10 @@ def test_every_log_of_the_other_half_is_right() -> None:
     assert score_diagnosis.unseen(held_out=False).misses == []
 
 
+def test_every_log_that_was_written_later_is_right() -> None:
+    assert score_diagnosis.later().misses == []
+
+
 def test_a_healthy_run_of_every_format_is_met_with_silence() -> None:
     healthy = {name: lines for name, (lines, layer) in unseen_logs.CASES.items() if layer == "none"}
     assert {name: verdict.says for name, lines in healthy.items() if (verdict := score_diagnosis.verdict_of(lines)).layer != "none"} == {}

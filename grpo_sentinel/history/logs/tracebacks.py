@@ -1,8 +1,8 @@
 """Python tracebacks in a log: frames and exception of each, whatever prefix every line of it carries.
 
 Ranks and actors interleave, so lines belong together by their prefix (`[rank1]: `, `(TaskRunner pid=7) `, a logger's
-time), in which all digits but those of rank and process are ignored. A traceback whose head was cut off counts as well. Memory is constant: the last
-`MAX_FRAMES` frames of one, the first `MAX_KEPT` of all.
+time), in which all digits but those of rank and process are ignored. A traceback whose head was cut off counts as
+well. Memory is constant: the last `MAX_FRAMES` frames of one, the first `MAX_KEPT` of all.
 """
 
 from __future__ import annotations
