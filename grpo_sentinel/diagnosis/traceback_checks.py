@@ -17,8 +17,8 @@ PASSED_ON = re.compile(
 
 _TYPES: tuple[tuple[str, str], ...] = (
     (
-        r"Unicode(?:De|En)codeError|JSONDecodeError|DatasetGenerat|ArrowInvalid|TemplateError|UndefinedError"
-        r"|ParserError",
+        r"Unicode(?:De|En)codeError|JSONDecodeError|Dataset\w*Error|ArrowInvalid|TemplateError|UndefinedError"
+        r"|ParserError|CastError",
         "data",
     ),
     (

@@ -175,6 +175,8 @@ SAMPLES = {
     "host_alloc ": "OSError: [Errno 12] Cannot allocate memory",
     "refused ": "NewConnectionError: Failed to establish a new connection",
     "no_route ": "gai error: -3 - Temporary failure in name resolution",
+    "memory_profiling": "AssertionError: Error in memory profiling. Initial free memory 40.1 GiB",
+    "ib_verbs": "NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
     "state_dict": "RuntimeError: Error(s) in loading state_dict for Qwen2ForCausalLM:",
     "wrong_dtype": "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16",
     "wrong_dtype ": "RuntimeError: expected scalar type BFloat16 but found Float",

@@ -89,6 +89,7 @@ TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("cache_too_small", "memory", "cause", "KV cache", r"(?:larger than the|maximum number of tokens that can be stored in|exceeds the) (?:available )?KV cache", "the rollout engine has no room for its cache"),
     ("no_cache_blocks", "memory", "cause", "cache blocks", r"No available memory for the cache blocks", "the rollout engine has no room for its cache"),
     ("engine_no_room", "memory", "cause", "Free memory on device", r"Free memory on device .* less than desired", "another process holds the GPU memory that the rollout engine wants"),
+    ("memory_profiling", "memory", "cause", "memory profiling", r"Error in memory profiling", "another process took or gave GPU memory while the rollout engine measured it"),
     ("static_memory", "memory", "cause", "", r"Not enough memory|increase --?mem[-_]fraction", "the rollout engine has no room for its cache"),
     ("scheduler_oom", "memory", "cause", "oom", r"oom[_-]kill(?:er)? event|invoked oom-killer", "the scheduler saw a process killed for memory"),
     ("scheduler_oom", "memory", "cause", "", r"^srun: error: .*: Out Of Memory|OUT_OF_MEMORY", "the scheduler ended the task for memory"),
@@ -128,6 +129,7 @@ TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("disconnected", "communication", "symptom", "", r"ServerDisconnectedError|RemoteDisconnected|Remote end closed connection", "a server (rollout or reward) went away"),
     ("no_route", "communication", "cause", "o", r"No route to host|Network is unreachable|Temporary failure in name resolution|Name or service not known", "a host cannot be reached"),
     ("socket_connect", "communication", "cause", "socketStartConnect", r"socket\w*Connect\w*: Connect to \S+ failed", "NCCL cannot connect to another node"),
+    ("ib_verbs", "communication", "cause", "ibv_", r"ibv_\w+ failed", "a call to the network fabric failed"),
     ("ib_completion", "communication", "cause", "got completion with error", r"mlx\d: .*got completion with error", "the network fabric reported an error"),
     ("ib_event", "communication", "cause", "Got async event", r"NET/IB : \S+ Got async event", "the network fabric reported an event of its port"),
     ("ib_status", "communication", "cause", "Got completion from peer", r"NET/IB : Got completion .* status=(?P<code>\d+)", "the network fabric reported an error"),
@@ -190,7 +192,7 @@ TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
 # letters that are rare in prose, because a search for a set of first letters is the cheapest look there is: one such
 # search instead of sixty.
 GATES = (
-    "(shm", "ArrowInvalid", "BadZipFile", "connectFullMesh", "C compiler", "cudaErrorMem", "</torch", "AER: ", "ActorDied", "Assertion", "Bus error", "CUBLAS", "CUDA", "Connection",
+    "(shm", "memory profiling", "ibv_", "ArrowInvalid", "BadZipFile", "connectFullMesh", "C compiler", "cudaErrorMem", "</torch", "AER: ", "ActorDied", "Assertion", "Bus error", "CUBLAS", "CUDA", "Connection",
     "Could not over", "Current loss scale", "DUE TO", "DefaultCPUAll", "Duplicate GPU", "EADDRINUSE", "ECC",
     "End of file", "Error", "Exception", "Expected to have", "File \"", "Free memory on", "Function '", "GLIBC",
     "GPU is lost", "GPU requires", "GiB is", "GiB memory", "Hardware Err", "HeartbeatMon", "KL div", "KV cache",
