@@ -45,6 +45,7 @@ class Phase(enum.IntEnum):
     EVALUATION = 10
     DATA = 11
     FINISHED = 12
+    COMPILE = 13
 
 
 class Action(enum.IntEnum):

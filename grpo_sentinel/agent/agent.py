@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from grpo_sentinel.agent.capture.capture import Capture
+from grpo_sentinel.agent.compilation import CompileWatch
 from grpo_sentinel.agent.core import Core, Outcome
 from grpo_sentinel.agent.governor import Governor
 from grpo_sentinel.agent.guard import Guard, say, short_traceback
@@ -46,6 +47,10 @@ class Agent:
         self.writer = writer
         self.phases = PhaseClock(writer.phase)
         self.clock = StepClock(self.phases)
+        self._compiling = CompileWatch(
+            lambda phase: self.guard.run("compile", self.phases.enter, phase),
+            lambda phase: self.guard.run("compile", self.phases.leave, phase),
+        )
         self.governor = Governor(share=settings.overhead_share, floor_seconds=settings.overhead_floor_seconds)
         ring = getattr(writer, "path", None)
         self.observer = Observer(settings, guard, recording=not isinstance(writer, NoWriter), ring=ring)
@@ -103,6 +108,7 @@ class Agent:
         self.step = self.phases.step = step
         self._open = True
         self.observer.full = self.governor.due(step)
+        self.guard.run("compile", self._compiling.look)
         if not self.clock.running:
             self.clock.restart()
             self._self_seconds = self.guard.seconds
@@ -411,6 +417,7 @@ class Agent:
         self.guard.essential("halt", self.desk.run_ended, self.step - 1)
         for action in reversed(self._on_close):
             self.guard.run("detach", action)
+        self.guard.run("compile", self._compiling.close)
         self.guard.run("optimizer hooks", self._optimizers.detach)
         self.guard.run("watch", self.observer.close)
         self.guard.run("phase", self.phases.switch, Phase.FINISHED)

@@ -63,6 +63,7 @@ class GrpoFeed(TrainerFeed):
         if not any(wrapped):
             self.agent.event("note", {"text": "this TRL has no log-prob method: the policy layer sees only the loss"})
         self._time_reward_functions()
+        self._time_weight_sync()
         if self.trainer.accelerator.num_processes > 1:
             self._take_out_waiting()
         super().install(config)
@@ -193,6 +194,15 @@ class GrpoFeed(TrainerFeed):
 
     def _note_graph(self, name: str, scores: Any) -> None:
         self._graphs[name] = autograd_kept(scores)
+
+    def _time_weight_sync(self) -> None:
+        """Give the hand-over of weights to vLLM a clock of its own, under the names that TRL has given it."""
+        for owner, name in (
+            (self.trainer, "_move_model_to_vllm"),
+            (getattr(self.trainer, "vllm_generation", None), "sync_weights"),
+        ):
+            if callable(getattr(owner, name, None)):
+                self.patches.wrap(owner, name, self._in_phase(Phase.WEIGHT_SYNC))
 
     def _take_out_waiting(self) -> None:
         """Tell waiting for late ranks from being late, in the collectives before the training forward."""

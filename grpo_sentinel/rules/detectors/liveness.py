@@ -16,7 +16,7 @@ from grpo_sentinel.rules.view import FINE, RankState, Verdict, View, unable
 
 _NO_STATE = unable("no heartbeat of this rank")
 _AT_REST = (Phase.FINISHED,)
-_EXCUSED = (Phase.CHECKPOINT, Phase.EVALUATION, Phase.FINISHED)
+_EXCUSED = (Phase.CHECKPOINT, Phase.EVALUATION, Phase.COMPILE, Phase.FINISHED)
 _ROLLOUT = (Phase.DATA, Phase.GENERATE, Phase.REWARD, Phase.LOGPROBS, Phase.WEIGHT_SYNC)  # in any order, nested too
 _STAGES = {**dict.fromkeys(_ROLLOUT, 0), Phase.FORWARD: 1, Phase.BACKWARD: 2, Phase.VOTE: 3, Phase.OPTIMIZER: 4}
 
@@ -149,7 +149,9 @@ class Silence:
     def _limit(self, phase: Phase, view: View) -> float:
         pasts = (self._past.get(phase), view.past.get(phase))
         usual = [past.quantile(0.9) for past in pasts if past is not None and len(past) >= self.min_points]
-        return max(self.factor * max(usual), self.floor_seconds) if usual else self.first_seconds
+        if not usual or phase is Phase.COMPILE:  # every compilation may be the first of its kind
+            return self.first_seconds
+        return max(self.factor * max(usual), self.floor_seconds)
 
     def _learn(self, beat: Heartbeat) -> None:
         last = self._last
@@ -194,7 +196,7 @@ class Late:
     """Bad when every other rank stands in the step vote for longer than max(floor_seconds, factor x a usual step)
     and this one has not arrived. It gets its name while it is still late, before any time-out.
 
-    A rank that saves or evaluates is excused: the others wait for it by design.
+    A rank that saves, evaluates or compiles is excused: the others wait for it by design.
     """
 
     factor: float = 1.0
