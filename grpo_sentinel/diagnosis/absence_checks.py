@@ -82,7 +82,7 @@ def reward_never_moves(view: LogView) -> Candidate | None:
     if len(tail) < 6 or (len(tail) < 0.5 * len(points) and len(tail) < 10):
         return None
     index, row, value = tail[0]
-    if value not in (0.0, 1.0) and not _no_spread(view, index):
+    if value not in (0.0, 1.0) and not _no_spread(view, index, whole=len(tail) == len(points)):
         return None
     cut = [p[2] for p in view.series("data.truncated_ratio") if p[0] >= index]
     if cut and min(cut) >= 0.99:
@@ -99,13 +99,14 @@ def reward_never_moves(view: LogView) -> Candidate | None:
     )  # fmt: skip
 
 
-def _no_spread(view: LogView, index: int) -> bool:
+def _no_spread(view: LogView, index: int, *, whole: bool) -> bool:
     """Largest and smallest score are one, or nothing reaches the parameters: then equal means are equal scores."""
     tops = {i: v for i, _, v in view.series("reward.max") if i >= index}
     lows = {i: v for i, _, v in view.series("reward.min") if i >= index}
     if tops and lows:
         return all(lows.get(i) == v for i, v in tops.items())
-    return not any(value > 0 for i, _, value in view.series(*GRAD) if i >= index)
+    grads = [value for i, _, value in view.series(*GRAD) if i >= index]
+    return max(grads) == 0 if grads else whole
 
 
 def _equal_tail(points: Sequence[Point]) -> list[Point]:

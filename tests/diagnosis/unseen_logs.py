@@ -185,6 +185,15 @@ def noisy_reward(step: int, steps: int, v: Values) -> None:
     v["reward"] = random.Random(step).uniform(0.41, 0.83)
 
 
+def heavy_tails(step: int, steps: int, v: Values) -> None:
+    draw = random.Random(step * 7919 + steps)
+    for key, spread in (("grad", 0.6), ("kl", 0.5), ("entropy", 0.08), ("length", 0.15), ("gap", 0.3), ("cut", 0.5)):
+        v[key] = float(str(v[key])) * math.exp(draw.gauss(0, spread))
+    v["zero"] = draw.choice([0.0, 0.25, 0.5, 0.5, 0.75, 1.0])
+    if v["zero"] == 1.0:
+        v.update(std=0.0, grad=draw.choice([0.0, 1e-3]))
+
+
 def one_bad_step(step: int, steps: int, v: Values) -> None:
     if step == steps // 2:
         v.update(kl=math.nan)
