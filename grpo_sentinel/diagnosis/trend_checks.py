@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
+from grpo_sentinel.diagnosis.found import GRAD, LOSS, STD, Point, found
 from grpo_sentinel.diagnosis.lines_checks import evidence
-from grpo_sentinel.diagnosis.series_checks import GRAD, LOSS, STD, Point, found
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.diagnosis.view import LogView
 

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 
 from grpo_sentinel.diagnosis.absence_checks import ABSENCE_CHECKS
 from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
+from grpo_sentinel.diagnosis.policy_checks import POLICY_CHECKS
 from grpo_sentinel.diagnosis.series_checks import CHECKS
 from grpo_sentinel.diagnosis.traceback_checks import GENERIC, candidates_of_tracebacks
 from grpo_sentinel.diagnosis.trend_checks import TREND_CHECKS
+from grpo_sentinel.diagnosis.update_checks import UPDATE_CHECKS
 from grpo_sentinel.diagnosis.verdict import Candidate, Diagnosis
 from grpo_sentinel.diagnosis.view import LogView, view_of
 from grpo_sentinel.history.logs.lines import Line
@@ -30,7 +32,11 @@ def diagnose(lines: Iterable[Line]) -> Diagnosis:
 def judge(view: LogView) -> Diagnosis:
     """Weigh what a view holds."""
     lines = candidates_of_lines(view)
-    series = [found for check in (*CHECKS, *TREND_CHECKS, *ABSENCE_CHECKS) if (found := check(view)) is not None]
+    series = [
+        found
+        for check in (*CHECKS, *UPDATE_CHECKS, *POLICY_CHECKS, *TREND_CHECKS, *ABSENCE_CHECKS)
+        if (found := check(view)) is not None
+    ]
     notes = _normal(view)
     lines = [c for c in lines if not (c.name == "overflow" and _calibrating(view))]
     lines = [c for c in lines if not _explained(c, view)]

@@ -1,0 +1,125 @@
+"""From series to candidates: how far the policy went from reference and rollout engine, and memory that only rises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+
+from grpo_sentinel.diagnosis.found import found
+from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
+from grpo_sentinel.diagnosis.view import LogView
+
+
+def kl_out_of_bounds(view: LogView) -> Candidate | None:
+    """KL to the reference: negative beyond noise, large before the first update, or blown up."""
+    points = view.series("kl", "critic/kl", "objective/kl", "actor/kl_loss", "policy.kl_k3_nats")
+    good = [p for p in points if math.isfinite(p[2])]
+    for index, row, value in good:
+        if value < -1:
+            return found(
+                view, "negative_kl", "policy", 0.8, index, row,
+                f"the KL estimate is {value:g}: below -1 the sampled and the scored distribution differ",
+                tries=("sample with temperature 1 and without top-k, top-p", "compare log-probs of engine and trainer"),
+            )  # fmt: skip
+    if good and good[0][2] > 0.5 and (good[0][1].step in (0, 1)):
+        index, row, value = good[0]
+        return found(
+            view, "kl_at_start", "policy", 0.7, index, row,
+            f"KL to the reference is {value:g} before the first update, where it must be about 0",
+            tries=("check that policy and reference start from the same weights, adapters and dtype",),
+        )  # fmt: skip
+    if len(good) >= 4:
+        base = median(p[2] for p in good[: max(2, len(good) // 4)])
+        last = median(p[2] for p in good[-max(2, len(good) // 4) :])
+        if last > max(8 * base, 1.0):
+            index, row, value = next(p for p in good if p[2] > max(4 * base, 0.5))
+            return found(
+                view, "kl_blowup", "policy", 0.65, index, row, f"KL to the reference rose: {base:.3g} to {last:.3g}",
+                tries=("raise beta (kl_coef), lower the learning rate", "look at the completions, not the reward"),
+            )  # fmt: skip
+    return None
+
+
+def mismatch(view: LogView) -> Candidate | None:
+    """Rollout engine and trainer give the same tokens different probabilities."""
+    limits = (
+        ("policy.sampling_k3_nats", 0.01), ("policy.sampling_gap_mean_nats", 0.3),
+        ("policy.sampling_mult_error", 1.1),
+    )  # fmt: skip
+    for name, limit in limits:
+        points = view.series(name)
+        beyond = sum(math.isfinite(p[2]) and abs(p[2]) > limit for p in points)
+        for index, row, value in points if beyond >= min(2, len(points)) else ():
+            if math.isfinite(value) and abs(value) > limit:
+                return found(
+                    view, "rollout_mismatch", "policy", 0.7, index, row,
+                    f"{name} is {value:.3g} (healthy: below {limit:g}): the engine does not hold the trainer's weights "
+                    "or computes them otherwise",
+                    tries=("check the weight sync after the first update", "same dtype, temperature 1, same kernels"),
+                )  # fmt: skip
+    return None
+
+
+def length_explosion(view: LogView) -> Candidate | None:
+    """Completions grow into the limit while the reward falls."""
+    points = [p for p in view.series("data.truncated_ratio") if math.isfinite(p[2])]
+    if len(points) < 4:
+        return None
+    quarter = max(1, len(points) // 4)
+    early, late = median(p[2] for p in points[:quarter]), median(p[2] for p in points[-quarter:])
+    if late < 0.5 or late < 2 * early + 0.2:
+        return None
+    index, row, _ = next(p for p in points if p[2] > (early + late) / 2)
+    return found(
+        view, "length_explosion", "policy", 0.65, index, row,
+        f"the share of cut completions rose from {early:.2f} to {late:.2f}",
+        tries=("penalise overlong answers, raise the limit or the KL weight",),
+    )  # fmt: skip
+
+
+def memory_growth(view: LogView) -> Candidate | None:
+    """A memory figure that only rises."""
+    names = sorted({n for row in view.rows for n in row.raw if "memory" in n.lower() or n.lower().endswith("_gib")})
+    for name in names:
+        points = [p for p in view.series(name) if math.isfinite(p[2])]
+        values = [p[2] for p in points]
+        if _only_rises(values):
+            index, row, _ = points[0]
+            return found(
+                view, "memory_growth", "memory", 0.65, index, row,
+                f"{name} rose from {values[0]:.3g} to {values[-1]:.3g} without falling",
+                tries=("look for tensors kept across steps (lists of losses without .item(), caches)",),
+            )  # fmt: skip
+    residues = [float(hit.groups["used"]) for hit in view.hits.get("sleep_residue", ()) if "used" in hit.groups]
+    if len(residues) >= 3 and residues[-1] > 2 * residues[0] and residues == sorted(residues):
+        hit = view.hits["sleep_residue"][-1]
+        return Candidate(
+            name="sleep_residue_growth", layer="memory", confidence=0.8,
+            says=f"memory that the rollout engine keeps while asleep grew from {residues[0]:g} to {residues[-1]:g} GiB",
+            at=hit.line.number / max(view.lines, 1),
+            evidence=(Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300]),),
+            tries=("find what the trainer allocates while the engine sleeps and never frees",),
+        )  # fmt: skip
+    return None
+
+
+def _only_rises(values: Sequence[float]) -> bool:
+    """Up by a third and more, and still rising at the end: a peak that was found early is normal."""
+    if len(values) < 5 or values[0] <= 0:
+        return False
+    if len(values) < 12:
+        rises = sum(b >= a for a, b in pairwise(values))
+        return values[-1] > 1.4 * values[0] and rises >= 0.9 * (len(values) - 1)
+    size = len(values) // 4
+    levels = [median(values[place * size : (place + 1) * size]) for place in range(4)]
+    return levels[3] > 1.3 * levels[0] and all(after > 1.02 * before for before, after in pairwise(levels))
+
+
+POLICY_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
+    mismatch,
+    kl_out_of_bounds,
+    length_explosion,
+    memory_growth,
+)

@@ -1,0 +1,105 @@
+"""From series to candidates: what the optimizer did, and weights that one update or a failed load destroyed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+
+from grpo_sentinel.diagnosis.found import GRAD, LOSS, Point, found
+from grpo_sentinel.diagnosis.verdict import Candidate
+from grpo_sentinel.diagnosis.view import LogView, finite
+
+VOCABULARIES = (32000, 32768, 50257, 50304, 65536, 100352, 128256, 129280, 151643, 151936, 152064, 248320, 256000)
+
+
+def uniform_start(view: LogView) -> Candidate | None:
+    """A loss of ln(vocabulary) is that of uniform logits: the weights were never loaded."""
+    losses = view.series(*LOSS)
+    if not losses:
+        return None
+    index, row, value = losses[0]
+    for size in VOCABULARIES:
+        if value > 9 and abs(value - math.log(size)) < 0.02:
+            return found(
+                view, "uniform_logits", "policy", 0.85, index, row,
+                f"the loss starts at {value:.3f} = ln({size}): the logits are uniform, the weights were never loaded",
+                tries=("check the checkpoint's parameter names against the model's", "check the tied output layer"),
+            )  # fmt: skip
+    return None
+
+
+def destroyed_policy(view: LogView) -> Candidate | None:
+    """Entropy falls to nothing within one step: one update destroyed the policy."""
+    points = view.series("entropy", "policy.entropy_nats")
+    for (_, _, before), (index, row, after) in pairwise(points):
+        if before > 0.05 and 0 <= after < before / 20 and _stays(points, index, before / 5):
+            cut = row.signals().get("data.truncated_ratio")
+            says = f"entropy fell from {before:.3g} to {after:.3g} within one step and stayed there"
+            if cut is not None and cut >= 0.9:
+                says += ", and every completion is cut"
+            return found(
+                view, "one_bad_update", "optimizer", 0.75, index, row, says,
+                tries=("look at the learning rate that this step really used, not the logged one",
+                       "resume from the checkpoint before this step"),
+            )  # fmt: skip
+    return None
+
+
+def _stays(points: Sequence[Point], index: int, below: float) -> bool:
+    """Hold for the rows after `index`, but not when the row alone has a zero gradient (a masked batch)."""
+    rest = [p[2] for p in points if p[0] >= index]
+    return len(rest) >= 2 and all(value < below for value in rest)
+
+
+def learning_rate(view: LogView) -> Candidate | None:
+    """A rate no optimizer of a language model survives, or one that is zero all along."""
+    points = view.series("optimizer.learning_rate")
+    values = finite(p[2] for p in points)
+    if not values:
+        return None
+    for index, row, value in points:
+        if value >= 0.01:
+            return found(
+                view, "huge_learning_rate", "optimizer", 0.85, index, row, f"the learning rate is {value:g}",
+                tries=("GRPO usually runs at 1e-7 to 1e-5 (full) or up to 5e-5 (LoRA)",),
+            )  # fmt: skip
+    for (_, _, before), (index, row, after) in pairwise(points):
+        if before > 0 and after > 10 * before and after > 1e-5 and index > 3:
+            return found(
+                view, "learning_rate_jump", "optimizer", 0.6, index, row,
+                f"the learning rate jumped from {before:g} to {after:g}", tries=("check the scheduler after a resume",),
+            )  # fmt: skip
+    if max(values) >= 1e-3 and _went_wrong(view):
+        index, row, value = next(p for p in points if p[2] >= 1e-3)
+        return found(
+            view, "hot_learning_rate", "optimizer", 0.6, index, row,
+            f"the learning rate is {value:g} and the run came apart under it",
+            tries=("GRPO usually runs at 1e-7 to 1e-5 (full) or up to 5e-5 (LoRA)",),
+        )  # fmt: skip
+    if len(values) >= 5 and max(values) == 0 and points[0][1].format != "verl":  # which may round to 0.000
+        index, row, _ = points[0]
+        return found(
+            view, "zero_learning_rate", "optimizer", 0.7, index, row, "the learning rate is 0 in every row",
+            tries=("check warm-up and total steps of the schedule",),
+        )  # fmt: skip
+    return None
+
+
+def _went_wrong(view: LogView) -> bool:
+    """Reward gone, gradients grown tenfold, or something no longer finite."""
+    grads = [p[2] for p in view.series(*GRAD)]
+    rewards = [p[2] for p in view.series("reward.mean")]
+    if any(not math.isfinite(value) for value in (*grads, *rewards)):
+        return True
+    quarter = max(1, len(rewards) // 4)
+    fell = (
+        len(rewards) >= 6
+        and median(rewards[:quarter]) > 0
+        and median(rewards[-quarter:]) < median(rewards[:quarter]) / 2
+    )
+    return fell or (len(grads) >= 6 and max(grads[-3:]) > 10 * max(1e-9, median(grads[:3])))
+
+
+UPDATE_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (uniform_start, learning_rate, destroyed_policy)
