@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import click
 
@@ -30,23 +30,24 @@ def diagnose(logs: tuple[str, ...], as_json: bool, markdown: bool, watch: bool) 
     if watch:
         if len(names) != 1 or names[0] == "-":
             raise click.UsageError(f"--follow takes one file, got {len(names)} logs")
-        return _follow(names[0])
+        return _follow(names[0], _printer(as_json, markdown, indent=None))
     view = LogView()
     for name in names:
         for note in read_into(view, name):
             click.echo(f"grpo-sentinel: {name}: {note}", err=True)
     view.close()
     found = judge(view)
-    if as_json:
-        click.echo(json.dumps(found.as_json(), ensure_ascii=False, indent=2))
-    elif markdown:
-        click.echo(redact(_markdown(found)))
-    else:
-        click.echo(_text(found))
+    click.echo(_printer(as_json, markdown, indent=2)(found))
     return {"none": 0, "undetermined": 4}.get(found.verdict.layer, 1)
 
 
-def _follow(name: str) -> int:
+def _printer(as_json: bool, markdown: bool, indent: int | None) -> Callable[[Diagnosis], str]:
+    if as_json:
+        return lambda found: json.dumps(found.as_json(), ensure_ascii=False, indent=indent)
+    return (lambda found: redact(_markdown(found))) if markdown else _text
+
+
+def _follow(name: str, show: Callable[[Diagnosis], str]) -> int:
     view, last, judged = LogView(), "", -1
     try:
         for line in _with_pauses(name):
@@ -59,7 +60,7 @@ def _follow(name: str) -> int:
             found = judge(view)
             key = f"{found.verdict.layer} {found.verdict.name} {found.verdict.step}"
             if key != last:
-                click.echo(_text(found))
+                click.echo(show(found))
                 last = key
     except KeyboardInterrupt:
         return 0
