@@ -5,7 +5,6 @@ As a program it fuzzes one of them with atheris:  `python tests/diagnosis/fuzz_t
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import importlib
 import io
@@ -21,7 +20,6 @@ from grpo_sentinel.diagnosis.redact import redact
 from grpo_sentinel.diagnosis.triage import judge
 from grpo_sentinel.diagnosis.view import LogView
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.history.logs.formats import read_trainer_state
 from grpo_sentinel.history.logs.lines import lines_of
 from grpo_sentinel.history.sources import open_path
 from grpo_sentinel.history.sources.base import Progress
@@ -67,8 +65,6 @@ def trainer_state(data: bytes) -> None:
         numbers(entry)
         if number > 10_000:
             break
-    with contextlib.suppress(ValueError):
-        read_trainer_state(data.decode("utf-8", "replace"), "state")
 
 
 def csv_table(data: bytes) -> None:

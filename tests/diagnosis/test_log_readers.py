@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_sentinel.diagnosis.reading import read_into
 from grpo_sentinel.diagnosis.redact import redact
 from grpo_sentinel.diagnosis.triage import diagnose, judge
 from grpo_sentinel.diagnosis.view import MAX_HITS, MAX_ROWS, LogView
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.history.logs.formats import Row, read_rows, read_trainer_state
+from grpo_sentinel.history.logs.formats import Row, read_rows
 from grpo_sentinel.history.logs.lines import MAX_LINE, Line, expand, read_lines
 
 
@@ -75,9 +76,12 @@ def test_a_dictionary_printed_over_several_lines_is_one_row_and_a_torn_one_none(
     assert found[0].raw["reward"] == 0.25
 
 
-def test_trainer_state_keeps_exact_steps_and_nan() -> None:
-    text = '{"max_steps": 9, "log_history": [{"step": 5, "loss": NaN, "reward": 1.0}]}'
-    (row,) = read_trainer_state(text, "trainer_state.json")
+def test_trainer_state_keeps_exact_steps_and_nan(tmp_path: Path) -> None:
+    path = tmp_path / "trainer_state.json"
+    path.write_text('{"max_steps": 9, "log_history": [{"step": 5, "loss": NaN, "reward": 1.0}]}')
+    view = LogView()
+    assert read_into(view, str(path)) == []
+    (row,) = view.rows
     assert row.step == 5
     assert math.isnan(row.signals()["policy.loss"])
 

@@ -438,35 +438,3 @@ def read_rows(lines: Iterable[Line]) -> Iterator[Row]:
     for line in lines:
         yield from reader.feed(line)
     yield from reader.flush()
-
-
-def read_trainer_state(text: str, source: str) -> list[Row]:
-    """Read `trainer_state.json` of transformers: its `log_history` with exact steps; `NaN` literals are accepted.
-
-    Raises ValueError when the text is no such file.
-    """
-    data = json.loads(text)
-    history = data.get("log_history") if isinstance(data, dict) else None
-    if not isinstance(history, list):
-        raise ValueError(f"{source}: no log_history in it; not a trainer_state.json")
-    rows = []
-    for index, entry in enumerate(history):
-        if not isinstance(entry, dict):
-            continue
-        raw = {
-            str(k): None if v is None else float(v)
-            for k, v in entry.items()
-            if v is None or (isinstance(v, (int, float)) and not isinstance(v, bool))
-        }
-        step = raw.pop("step", None)
-        rows.append(
-            Row(
-                format="trainer_state",
-                source=source,
-                line=index + 1,
-                step=int(step) if step is not None and math.isfinite(step) else None,
-                raw=raw,
-                total_steps=data.get("max_steps") if isinstance(data.get("max_steps"), int) else None,
-            )
-        )
-    return rows
