@@ -31,6 +31,7 @@ class Bundle:
         try:
             self.manifest = read_manifest(path)
             self.about = _about(self.manifest["incident"])
+            _check_files(self.manifest["files"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise SentinelError(f"{error}; `grpo-sentinel incident list` names those that can be read") from error
 
@@ -108,6 +109,18 @@ class Bundle:
         return tuple(
             Attached(name=entry["name"], source=self.path / entry["name"], what=entry["what"]) for entry in files
         )
+
+
+def _check_files(files: Any) -> None:
+    """Refuse a list that is none, or that names a place outside the bundle. Raises ValueError in a sentence."""
+    if not isinstance(files, list):
+        raise ValueError("its manifest lists no files")
+    for entry in files:
+        if not isinstance(entry, dict) or not {"name", "sha256", "what"} <= entry.keys():
+            raise ValueError(f"its manifest has an entry that names no file: {str(entry)[:80]}")
+        name = str(entry["name"])
+        if "\0" in name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"its manifest names {name[:80]!r}, which leads out of it")
 
 
 def _about(body: dict[str, Any]) -> About:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import resource
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import fuzz_targets
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from grpo_sentinel.errors import SentinelError
 
 PIECES = st.lists(st.one_of(st.sampled_from(fuzz_targets.DICTIONARY), st.binary(max_size=30)), max_size=25).map(b"".join)
 
@@ -32,6 +35,16 @@ def test_the_bundle_that_is_spoiled_piece_by_piece_is_whole_before(tmp_path: Pat
     with fuzz_targets.open_bundle(tmp_path) as bundle:
         assert bundle.damage() == []
         assert list(bundle.source().records()) == []
+
+
+@pytest.mark.parametrize("files", ["missing", None, 3, ["a"], [{"name": "a"}], [{"name": "../x", "sha256": "", "what": "log"}],
+                                   [{"name": "/etc/passwd", "sha256": "", "what": "log"}]])  # fmt: skip
+def test_a_bundle_whose_manifest_lists_no_files_or_files_elsewhere_is_refused(files: object, tmp_path: Path) -> None:
+    body = json.loads(fuzz_targets.bundle_files()["manifest.json"])
+    body = {k: v for k, v in body.items() if k != "files"} | ({} if files == "missing" else {"files": files})
+    (tmp_path / "manifest.json").write_text(json.dumps(body))
+    with pytest.raises(SentinelError), fuzz_targets.open_bundle(tmp_path):
+        pass
 
 
 @pytest.mark.slow
