@@ -96,7 +96,7 @@ reward.func_samples[func] | count | gauge | sum | scores one function returned
 reward.func_latency_seconds[func] | seconds | gauge | max | wall time of the slowest call of the function since the last record
 reward.func_failures[func] | count | counter | sum | calls that raised
 reward.func_sanitized[func] | count | counter | sum | scores that sanitize_rewards() replaced or clamped
-reward.func_variance_share[func] | ratio | gauge | mean | variance of this function / sum of the variances of all functions (unweighted scores)
+reward.func_variance_share[func] | ratio | gauge | mean | variance of this function / sum of the variances of all functions (unweighted scores); with two functions or more
 reward.group_std_mean | | gauge | mean | mean over groups of finite rewards of the sample standard deviation (n-1) inside the group
 reward.zero_std_ratio | ratio | gauge | mean | groups whose rewards are all equal and finite, among groups of finite rewards
 reward.all_right_ratio | ratio | gauge | mean | groups that are all equal and at the batch's maximum (too easy); absent when the whole batch is equal

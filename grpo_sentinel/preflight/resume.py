@@ -23,6 +23,7 @@ from grpo_sentinel.records import Finding, FindingState, Severity
 SCHEMA = "grpo-sentinel/resume-point"
 SCHEMA_VERSION = 1
 _WEIGHT_LAYERS = {"data", "reward", "policy", "gradient", "optimizer"}
+_KEPT_OUT = {"grad_nonfinite", "nonfinite_updates", "update_skipped"}  # the gate stopped it before the weights
 _WEIGHT_SIGNALS = re.compile(r"ecc|remapped|replica|digest|non_?finite")
 
 
@@ -113,7 +114,13 @@ def bound_of(run: RunInfo, findings: Iterable[Finding], *, ignore_resolved: bool
 
 
 def touches_weights(finding: Finding) -> bool:
-    """Tell whether what was found may have harmed weights or optimizer state."""
+    """Tell whether what was found may have harmed weights or optimizer state.
+
+    A gradient that is not finite has not, where the gate skipped its update; where it did not, the weights themselves
+    are found not finite.
+    """
+    if finding.rule in _KEPT_OUT:
+        return False
     about = f"{finding.rule} {finding.signal}".lower()
     return finding.layer in _WEIGHT_LAYERS or _WEIGHT_SIGNALS.search(about) is not None
 

@@ -25,7 +25,7 @@ _OPTIONAL = (
     "layer", "scope", "mode", "when", "unless", "for", "resolve_after", "cooldown", "bound", "attribution",
     "enabled", "action", "reference", "false_alarm_budget",
 )  # fmt: skip
-_FIELDS = ("value", "limit", "step", "onset", "ranks", "subject", "signal", "detail")
+_FIELDS = ("value", "percent", "limit", "step", "onset", "ranks", "subject", "signal", "detail")
 _TUNABLE = {"for", "resolve_after", "cooldown"}  # parameters of an override that belong to the rule, not the detector
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo_sentinel.catalog import signal_of
-from grpo_sentinel.rules.quantities import quantity
+from grpo_sentinel.rules.quantities import percentage, quantity
 from grpo_sentinel.rules.rule import Rule
 from grpo_sentinel.rules.view import Verdict
 
@@ -27,6 +27,7 @@ def write(rule: Rule, verdict: Verdict, *, step: int, onset: int, ranks: Sequenc
     unit = base.unit if base is not None else ("bytes" if "_bytes" in verdict.signal else "")
     return rule.message.format(
         value=quantity(verdict.value, unit),
+        percent=percentage(verdict.value),
         limit=quantity(verdict.limit, unit),
         step=step,
         onset=onset,

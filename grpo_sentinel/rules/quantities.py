@@ -20,3 +20,10 @@ def quantity(value: float | None, unit: str = "") -> str:
         return f"{value:.0f} B"
     text = f"{value:.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.4g}"
     return f"{text} s" if unit == "seconds" else text
+
+
+def percentage(share: float | None) -> str:
+    """Write a share of 1 as a percentage."""
+    if share is None or not math.isfinite(share):
+        return quantity(share)
+    return f"{100 * share:.3g} %"

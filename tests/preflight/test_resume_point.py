@@ -112,6 +112,16 @@ def test_a_dead_rank_or_a_full_memory_harms_no_weights_and_a_diverged_replica_do
     assert place.choose().step == 10
 
 
+def test_what_the_gate_kept_out_harms_no_weights_and_what_it_came_from_may(place: Place) -> None:
+    for step in (10, 20):
+        place.save(step)
+    stopped = finding(15, rule="grad_nonfinite", severity=Severity.WARNING)
+    place.run(stopped, finding(15, rule="nonfinite_updates", root_id=stopped.finding_id))
+    assert place.choose().step == 20, "the updates were skipped: these are the weights from before"
+    place.run(finding(16, rule="weights_nonfinite", layer="optimizer"))
+    assert place.choose().step == 10
+
+
 def test_an_older_finding_that_fires_on_counts_and_a_resolved_one_can_be_ignored(place: Place) -> None:
     for step in (10, 20, 30, 40):
         place.save(step)

@@ -87,6 +87,8 @@ def test_shares_of_variance_add_up_and_equal_names_stay_apart():
     values = harvest(reward.observe(rewards, ["len", "len", "len"])).values
     shares = [values[f"reward.func_variance_share[{name}]"] for name in ("len", "len#2", "len#3")]
     assert shares == pytest.approx([0.1, 0.9, 0.0])
+    alone = harvest(reward.observe(rewards[:, :1], ["len"])).values
+    assert not any("variance_share" in name for name in alone), "one function alone has all of it"
 
 
 def test_several_generation_batches_of_a_step_are_judged_together():

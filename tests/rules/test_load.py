@@ -54,7 +54,7 @@ rules:
         ),
         ("name: mine", "name: My Rule", "my.yaml line 3: rules[0].name: expected a name of small letters"),
         ("{value}", "{value.__class__}", "my.yaml line 9: rules[0].message: {value.__class__} is no plain field"),
-        ("{value}", "{wert}", "known are value, limit, step"),
+        ("{value}", "{wert}", "known are value, percent, limit, step"),
         ("max: 3", "hysteresis: 0.1", "my.yaml line 5: rules[0].detect: bound needs min or max"),
         ("why: I want it so", "for: 9 of 3", "the key 'why' is missing"),
         ("max: 3", "max: true", "expected a signal or a number, got True"),

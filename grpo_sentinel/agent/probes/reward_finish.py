@@ -88,7 +88,7 @@ def _functions(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
             variances[name] = variance
             out[f"reward.func_std[{name}]"] = math.sqrt(variance)
     total = sum(variances.values())
-    if 0 < total < math.inf:
+    if len(variances) > 1 and 0 < total < math.inf:  # one function alone has all of it
         out.update({f"reward.func_variance_share[{name}]": share / total for name, share in variances.items()})
     return out
 
