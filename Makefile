@@ -107,6 +107,7 @@ chaos: $(VENV)/.test
 
 docs: $(VENV)/.demo
 	$(PY) scripts/build_docs.py
+	$(PY) -m grpo_sentinel.rules.document docs/rules
 
 # the dashboards of deploy/grafana, from scripts/build_dashboards.py (Python 3.11 or newer)
 dashboards: $(VENV)/.test
