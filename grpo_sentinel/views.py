@@ -1,6 +1,6 @@
 """Frozen data of the daemon side: what collectors, halting, sinks and page hand to each other.
 
-    rings -> RankStatus, Frame -> Finding -> HaltStatus -> Snapshot, Batch -> sinks and page
+rings -> RankStatus, Frame -> Finding -> HaltStatus -> Snapshot, Batch -> sinks and page
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class HaltStatus:
     updated_wall_ns: int = 0
     pinned_checkpoint: str = ""
     dry_run: bool = False
+    gave_way: str = ""  # what this request ended early: request 1 (capture) gave way to request 2 (checkpoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

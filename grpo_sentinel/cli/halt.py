@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import Claim, read_note
 from grpo_sentinel.errors import DaemonUnavailable, SentinelError
 from grpo_sentinel.halting import HaltController
+from grpo_sentinel.halting.evidence import EVIDENCE
 from grpo_sentinel.halting.journal import load
 from grpo_sentinel.halting.progress import TERMINAL, Progress, progress_of
 from grpo_sentinel.records import Action, HaltState
@@ -148,7 +150,12 @@ def _make(config: Config, directory: Path, action: Action, reason: str) -> int:
         claim = Claim.take(directory)
         if claim is not None:
             try:
-                return HaltController(directory, config.halting, SystemClock()).request(action, reason)
+                controller = HaltController(directory, config.halting, SystemClock())
+                request_id = controller.request(action, reason)
+                if controller.status.gave_way:
+                    said = controller.status.gave_way.partition(";")[0]
+                    click.echo(f"{said}; no sidecar is there to ask for it again", err=True)
+                return request_id
             finally:
                 claim.release()
         if time.monotonic() > limit:  # held, and no note: it is starting, or could not write one
@@ -160,10 +167,15 @@ def await_outcome(directory: Path, request_id: int, seconds: float) -> Progress:
     """Follow a request in the rings until it has ended. Raises `SentinelError` when the time is up."""
     limit = time.monotonic() + seconds
     while True:
-        made = next((entry.wall_ns for entry in load(directory) if entry.request_id == request_id), 0)
-        found = progress_of(request_id, made, read_ranks(directory))
+        entries = load(directory)
+        made = next((entry for entry in entries if entry.request_id == request_id), None)
+        found = progress_of(request_id, made.wall_ns if made else 0, read_ranks(directory))
         if found.state in TERMINAL:
             return found
+        after = next((one for one in entries if one.request_id > request_id and one.action not in EVIDENCE), None)
+        if made is not None and made.action in EVIDENCE and after is not None:
+            word = after.action.name.lower().replace("_", "-")
+            return replace(found, state=HaltState.FAILED, detail=f"gave way to request {after.request_id} ({word})")
         if time.monotonic() > limit:
             raise SentinelError(
                 f"request {request_id} is {found.state.name.lower()} after {seconds:g} s; see `grpo-sentinel status`"

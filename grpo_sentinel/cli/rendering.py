@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +24,7 @@ _KEY_VALUES = (
     ("grad norm", "gradient.norm_preclip"), ("lr", "optimizer.learning_rate"), ("skipped", "optimizer.skipped_updates"),
     ("rss", "memory.rss_bytes"), ("step s", "time.step_seconds"),
 )  # fmt: skip
+_SPARED = ("host", "pid", "rss", "lr", "skipped", "entropy", "kl")  # left out of a narrow table, in this order
 
 
 def print_json(body: Any) -> None:
@@ -37,7 +37,7 @@ def print_snapshot(snapshot: Snapshot, source: str, console: Console | None = No
     console = console or plain_console()
     now = time.time_ns()
     console.print(Text(f"run {snapshot.run_id or '-'} on {snapshot.node or '-'}", style="bold"), Text(f"({source})"))
-    console.print(_ranks(snapshot.ranks, now) if snapshot.ranks else "no rank has attached yet")
+    console.print(_ranks(snapshot.ranks, now, console.width) if snapshot.ranks else "no rank has attached yet")
     console.print(_layers(snapshot))
     for line in _findings(snapshot.findings):
         console.print(line)
@@ -51,21 +51,34 @@ def plain_console() -> Console:
     return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
 
 
-def _ranks(ranks: Mapping[int, RankStatus], now: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+def _ranks(ranks: Mapping[int, RankStatus], now: int, width: int) -> Table:
+    """A line a rank; columns that do not fit the width are left out, the least needed first."""
     keys = [(title, name) for title, name in _KEY_VALUES if any(name in status.values for status in ranks.values())]
-    for title in ("rank", "host", "pid", "state", "step", "phase", "since", *(title for title, _ in keys)):
+    titles = ["rank", "host", "pid", "state", "step", "phase", "since", *(title for title, _ in keys)]
+    rows = [dict(zip(titles, _rank(rank, status, keys, now), strict=True)) for rank, status in sorted(ranks.items())]
+    needed = {title: max(len(title), *(len(row[title]) for row in rows)) + 2 for title in titles}
+    for title in (*_SPARED, *reversed(titles)):
+        if sum(needed.values()) - 2 <= width or len(needed) == 1:
+            break
+        needed.pop(title, None)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in needed:
         table.add_column(title, no_wrap=True)
-    for rank, status in sorted(ranks.items()):
-        beat = status.heartbeat
-        style = {Liveness.DEAD: "bold red", Liveness.UNKNOWN: "yellow"}.get(status.liveness, "")
-        state = status.liveness.value + (f" ({status.closed_detail})" if status.closed_detail else "")
-        table.add_row(
-            str(rank), escape(status.identity.host), str(status.identity.pid), Text(state, style=style),
-            str(status.last_step), beat.phase.name.lower().replace("_", "-"), ago(now - beat.phase_since_wall_ns),
-            *(short(status.values.get(name), name) for _, name in keys),
-        )  # fmt: skip
+    for row in rows:
+        table.add_row(*(row[title] for title in needed))
     return table
+
+
+def _rank(rank: int, status: RankStatus, keys: list[tuple[str, str]], now: int) -> list[Text]:
+    beat = status.heartbeat
+    state = status.liveness.value + (f" ({status.closed_detail})" if status.closed_detail else "")
+    style = {Liveness.DEAD: "bold red", Liveness.UNKNOWN: "yellow"}.get(status.liveness, "")
+    cells = (
+        str(rank), status.identity.host, str(status.identity.pid), state, str(status.last_step),
+        beat.phase.name.lower().replace("_", "-"), ago(now - beat.phase_since_wall_ns),
+        *(short(status.values.get(name), name) for _, name in keys),
+    )  # fmt: skip
+    return [Text(cell, style=style if cell is state else "") for cell in cells]
 
 
 def _layers(snapshot: Snapshot) -> Text:
@@ -117,7 +130,8 @@ def halt_line(halt: HaltStatus) -> Text:
     action = halt.action.name.lower().replace("_", "-")
     style = "green" if halt.state is HaltState.DONE else "yellow"
     return Text(
-        f"request {halt.request_id}: {action} by {halt.requested_by}: {halt.state.name.lower()}{step}{detail}{pinned}",
+        f"request {halt.request_id}: {action} by {halt.requested_by}: {halt.state.name.lower()}{step}{detail}{pinned}"
+        + (f"; {halt.gave_way}" if halt.gave_way else ""),
         style=style,
     )
 

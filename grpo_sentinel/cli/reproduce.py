@@ -65,7 +65,8 @@ def _chosen(bundle: Bundle, rank: int | None, step: int | None) -> str:
     found = [(int(m[1]), int(m[2]), name) for name in names if (m := _CAPTURE.fullmatch(name)) and m[3] != "reward"]
     if not found:
         why = bundle.manifest.get("missing", {}).get("tensors", "the agent captured none")
-        raise CannotReproduce(f"{bundle.path.name} holds no captured step ({why}); agent.capture must be on")
+        remedy = "ask again with `grpo-sentinel capture`" if "gave way" in why else "agent.capture must be on"
+        raise CannotReproduce(f"{bundle.path.name} holds no captured step ({why}); {remedy}")
     fits = [one for one in found if rank in (None, one[0]) and step in (None, one[1])]
     if not fits:
         there = ", ".join(f"rank {r} step {s}" for r, s, _ in sorted(found))

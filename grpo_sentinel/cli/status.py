@@ -127,6 +127,7 @@ def _halt(directory: Path, ranks: Mapping[int, RankStatus], stored: HaltStatus) 
         request_id=word.request_id, state=found.state, action=word.action, reason=word.reason,
         requested_by=word.requested_by, step=found.step, detail=found.detail, requested_wall_ns=made,
         updated_wall_ns=found.wall_ns or made, pinned_checkpoint=stored.pinned_checkpoint,
+        gave_way=stored.gave_way if stored.request_id == word.request_id else "",
     )  # fmt: skip
 
 

@@ -207,9 +207,7 @@ class Daemon:
         self._guarded("background work", self._background.settle)
 
     def _turn_of(self, watch: RunWatch, samples: Sequence[Sample]) -> None:
-        batch = watch.turn(samples)
-        if batch is not None:
-            self._publish(watch, batch)
+        self._tell(watch, watch.turn(samples))
 
     def _guarded(self, what: str, part: Callable[[], None]) -> None:
         """Run one part of the loop; an error in it is counted and said, the other parts and the next turn go on."""
@@ -236,9 +234,14 @@ class Daemon:
 
     def _last_words(self, watch: RunWatch, samples: Sequence[Sample]) -> None:
         """Read a run once more and hand on all of it, due or not."""
-        for batch in (watch.turn(samples), watch.bundle()):
-            if batch is not None:
-                self._publish(watch, batch)
+        self._tell(watch, watch.turn(samples))
+        self._tell(watch, watch.bundle())
+
+    def _tell(self, watch: RunWatch, batch: SinkBatch | None) -> None:
+        if batch is None:
+            return
+        for one in (*watch.passed(), batch):
+            self._publish(watch, one)
 
     def _publish(self, watch: RunWatch, batch: SinkBatch) -> None:
         """Add to the snapshot what only the daemon knows, and hand the batch on; never blocks."""

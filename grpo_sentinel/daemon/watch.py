@@ -92,6 +92,7 @@ class RunWatch:
         self._newest_samples: dict[str, Sample] = {}
         self._transitions: list[Finding] = []
         self._told_halt = HaltStatus()
+        self._passed: list[SinkBatch] = []
         self._ticked_ns = 0
         self._published_ns = 0
         self._polled_ns = 0
@@ -254,6 +255,7 @@ class RunWatch:
     def bundle(self) -> SinkBatch:
         """Make a batch of everything not handed on yet."""
         self._published_ns = self._clock.monotonic_ns()
+        self._pass_on()
         halt = self.halting.status
         if halt != self._told_halt:
             _tell_halt(halt, self._told_halt)
@@ -273,6 +275,23 @@ class RunWatch:
         for kept in (self._records, self._samples, self._events, self._transitions):
             kept.clear()
         return batch
+
+    def passed(self) -> list[SinkBatch]:
+        """Give the ends of requests that another has replaced, each a batch of its own; to be published first."""
+        out, self._passed = self._passed, []
+        return out
+
+    def _pass_on(self) -> None:
+        """Make a batch of the end of every request that another has replaced before anyone was told of it."""
+        for halt in self.halting.passed():
+            if halt == self._told_halt:
+                continue
+            _tell_halt(halt, self._told_halt)
+            self._told_halt = halt
+            snapshot = replace(self.snapshot, ranks=self._ranks, wall_ns=self._clock.wall_ns(), halt=halt)
+            self._passed.append(
+                SinkBatch(run_id=self.run_id, node=self._node, wall_ns=snapshot.wall_ns, halt=halt, snapshot=snapshot)
+            )
 
     def _snapshot(self, halt: HaltStatus) -> Snapshot:
         if self._published_ns >= self._abstained_ns + ABSTAIN_NS or not self._abstaining:

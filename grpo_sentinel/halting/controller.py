@@ -6,6 +6,7 @@
                  └── overdue ─┴────────────┴──▶ escalation (stacks, SIGTERM to the launcher, SIGKILL if configured)
 
 Evidence (`halting.evidence`) goes the same way, gives way to a checkpoint or halt, and is given up when it is overdue.
+What a person asked for and gave way is asked for again when the other has ended and the run goes on.
 
 Ids increase over the life of the run and survive a restart of the daemon, which goes on with the request it finds.
 """
@@ -13,6 +14,7 @@ Ids increase over the life of the run and survive a restart of the daemon, which
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +35,7 @@ HALTING = frozenset({Action.CHECKPOINT_AND_HALT, Action.HALT_NOW})
 _ELSEWHERE = "asked on another node, or by the gate"
 _REMEMBERED = 64  # votes whose purpose is kept
 _GIVE_UP_SECONDS = 60.0  # after the last step of an escalation
+_MOST_PASSED = 16  # ends of requests that nobody has fetched
 
 
 class HaltRefused(SentinelError):
@@ -72,7 +75,9 @@ class HaltController:
         self._take_stacks = take_stacks
         self._bound = skip_above_norm
         self.status = HaltStatus()
+        self._passed: deque[HaltStatus] = deque(maxlen=_MOST_PASSED)
         self._waiting: _Wish | None = None
+        self._again: _Wish | None = None  # evidence that gave way, asked for by a person
         self._acted_ns = 0  # when the ranks began to act: the checkpoint's own deadline counts from here
         self._escalation = self._new_escalation(0, 0)
         self._served: set[str] = set()
@@ -132,7 +137,7 @@ class HaltController:
         self._count([entry for entry in journal.load(self._directory) if entry.wall_ns >= begun])
         if 0 < self.status.requested_wall_ns < begun:
             self.status = HaltStatus(pinned_checkpoint=self.status.pinned_checkpoint, updated_wall_ns=begun)
-            self._waiting = None
+            self._waiting = self._again = None
 
     def _withdraw(self) -> None:
         """Take a request that has ended out of the control file: nobody may take it up late. Ids go on from it."""
@@ -202,8 +207,8 @@ class HaltController:
         if action == self.status.action or (action < self.status.action and action not in EVIDENCE):
             return self.status.request_id
         if action in EVIDENCE:
-            under_way = self.status.action.name.lower().replace("_", "-")
-            raise HaltRefused(f"request {self.status.request_id} ({under_way}) is under way; ask again when it is done")
+            under_way = f"request {self.status.request_id} ({_word(self.status.action)})"
+            raise HaltRefused(f"{under_way} is under way; ask again when it is done")
         self._wait_with(wish)
         return self._last_id + 1
 
@@ -223,6 +228,7 @@ class HaltController:
         request_id = self._last_id + 1
         if wish.action is Action.STACKS:
             return self._take_stacks_now(wish, request_id, now)
+        gave_way = self._supersede(wish, request_id, now)
         word = ControlWord(
             request_id=request_id,
             action=wish.action,
@@ -246,9 +252,39 @@ class HaltController:
             requested_wall_ns=now,
             updated_wall_ns=now,
             pinned_checkpoint=self.status.pinned_checkpoint,
+            gave_way=gave_way,
         )
         self._note(wish, request_id, now)
         return request_id
+
+    def _supersede(self, wish: _Wish, request_id: int, now: int) -> str:
+        """Keep how the request before ended for who publishes it, and say so when it has to give way to this one."""
+        before = self.status
+        if not before.request_id:
+            return ""
+        if not self.open:
+            self._passed.append(before)
+            return ""
+        made = [entry for entry in journal.load(self._directory) if entry.request_id == before.request_id]
+        by_person = bool(made) and not made[-1].by_rule
+        if made and made[-1].by_rule:
+            self._served.difference_update(made[-1].finding_ids)  # what fires on asks again
+        again = by_person and wish.action not in HALTING
+        if again:
+            self._again = _Wish(
+                action=before.action, reason=before.reason, requested_by=before.requested_by, by_rule=False
+            )
+        detail = f"gave way to request {request_id} ({_word(wish.action)})"
+        if again:
+            detail += "; asked for again when that has ended"
+        self._passed.append(replace(before, state=HaltState.FAILED, detail=detail, updated_wall_ns=now))
+        return f"request {before.request_id} ({_word(before.action)}) {detail}"
+
+    def passed(self) -> list[HaltStatus]:
+        """Give the ends of requests that another has replaced in `status`, each once, oldest first."""
+        out = list(self._passed)
+        self._passed.clear()
+        return out
 
     def _take_stacks_now(self, wish: _Wish, request_id: int, now: int) -> int:
         """Take the stacks of all ranks of this node: no rank needs to be able to answer."""
@@ -259,6 +295,8 @@ class HaltController:
         if self.open:
             return self.status.request_id  # the request under way keeps the status
         self._last_id = request_id
+        if self.status.request_id:
+            self._passed.append(self.status)
         self.status = HaltStatus(
             request_id=request_id,
             state=HaltState.DONE,
@@ -327,11 +365,19 @@ class HaltController:
             self._follow(ranks)
         if self._asking and not self.open:
             self._withdraw()
-        if not self.open and self._waiting is not None:
-            wish, self._waiting = self._waiting, None
-            if not self.halted and self.status.state is not HaltState.FINISHED:
+        if not self.open and (self._waiting is not None or self._again is not None):
+            wish = self._next()
+            if wish is not None and not self.halted and self.status.state is not HaltState.FINISHED:
                 self._make(wish)
         return self.status
+
+    def _next(self) -> _Wish | None:
+        """Take what waits: what saves or stops the run first, then evidence that gave way."""
+        if self._waiting is not None:
+            wish, self._waiting = self._waiting, None
+        else:
+            wish, self._again = self._again, None
+        return wish
 
     def _follow(self, ranks: Mapping[int, RankStatus]) -> None:
         now = self._clock.wall_ns()
@@ -416,3 +462,7 @@ class HaltController:
         if any(detail.startswith("halted") for detail in closed):
             return Action.CHECKPOINT_AND_HALT if ack.detail else Action.HALT_NOW, _ELSEWHERE, "elsewhere"
         return (Action.CHECKPOINT, _ELSEWHERE, "elsewhere") if ack.state is HaltState.CHECKPOINTING else None
+
+
+def _word(action: Action) -> str:
+    return action.name.lower().replace("_", "-")

@@ -24,6 +24,7 @@ from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.incidents.evidence import captured, spool_dir
+from grpo_sentinel.incidents.membership import why_not_captured
 from grpo_sentinel.incidents.model import About, Attached, Source
 from grpo_sentinel.protocol import Batch, RankReader, list_segments
 from grpo_sentinel.records import EventRecord, Finding, Sample, StepRecord
@@ -65,6 +66,9 @@ class Gatherer:
         changes = self._from_history(lambda reader: reader.transitions(about.run_id), missing) or []
         requests = self._from_history(lambda reader: reader.requests(about.run_id), missing) or []
         events = [*self._events(known)]
+        attached = (*self._stacks(known, missing), *self._logs(missing), *self._captured(events, missing))
+        if "tensors" in missing and (gave_way := why_not_captured([*requests, snapshot.halt])):
+            missing["tensors"] = gave_way
         return Source(
             about=about,
             findings=_ordered(_newest([*told, *known.findings], known.members), about.root_id),
@@ -80,7 +84,7 @@ class Gatherer:
             },
             trainer=dict(snapshot.context),
             sentinel=self.sentinel,
-            attached=(*self._stacks(known, missing), *self._logs(missing), *self._captured(events, missing)),
+            attached=attached,
             missing=missing,
         )  # fmt: skip
 

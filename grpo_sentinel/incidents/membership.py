@@ -36,6 +36,19 @@ def asked_for(snapshot: Snapshot, before: HaltStatus) -> list[Finding]:
     return [*([] if before.request_id == halt.request_id else [fired]), *([done] if is_over else [])]
 
 
+def why_not_captured(requests: Iterable[HaltStatus]) -> str:
+    """Say which request for a capture gave way to what; "" when none did, or one after it was done."""
+    said = ""
+    for halt in requests:
+        if halt.action is Action.CAPTURE and halt.state is HaltState.DONE:
+            said = ""
+        elif halt.action is Action.CAPTURE and halt.detail.startswith("gave way"):
+            said = f"request {halt.request_id} (capture) {halt.detail.partition(';')[0]}"
+        elif halt.gave_way.partition(")")[0].endswith("(capture"):
+            said = halt.gave_way.partition(";")[0]
+    return said
+
+
 def newest_step(snapshot: Snapshot) -> int:
     """The step that the foremost rank works on; 0 before the first."""
     return max((max(one.last_step, one.heartbeat.step) for one in snapshot.ranks.values()), default=0)
@@ -58,4 +71,4 @@ def ending(snapshot: Snapshot) -> str:
     return f"ended ({'; '.join(sorted(said))})" if said else "ended"
 
 
-__all__ = ["asked_for", "belongs", "ending", "newest_step", "over"]
+__all__ = ["asked_for", "belongs", "ending", "newest_step", "over", "why_not_captured"]

@@ -138,3 +138,33 @@ def test_a_dry_run_asks_for_no_evidence_and_keeps_what_it_said(tmp_path: Path, c
     halting.consider([wants(Action.CAPTURE)])  # type: ignore[list-item]
     assert asked(tmp_path) is None
     assert halting.status.detail == "dry run: would have halted at step 812"
+
+
+def test_a_persons_capture_that_gives_way_is_said_and_asked_for_again(tmp_path: Path, clock: ManualClock) -> None:
+    halting = controller(tmp_path, clock)
+    halting.request(Action.CAPTURE, "why so low")
+    halting.request(Action.CHECKPOINT, "")
+    assert asked(tmp_path) == (2, Action.CHECKPOINT)
+    (lost,) = halting.passed()
+    assert (lost.request_id, lost.state) == (1, HaltState.FAILED)
+    assert lost.detail == "gave way to request 2 (checkpoint); asked for again when that has ended"
+    assert halting.status.gave_way == f"request 1 (capture) {lost.detail}"
+    halting.poll({0: status(0, HaltState.DONE, request_id=2, wall_ns=clock.wall_ns(), detail="/out/checkpoint-10")})
+    assert asked(tmp_path) == (3, Action.CAPTURE)
+    assert (halting.status.reason, halting.status.requested_by) == ("why so low", "user")
+    assert [(one.request_id, one.state) for one in halting.passed()] == [(2, HaltState.DONE)], "its end is told too"
+
+
+@pytest.mark.parametrize("by_rule", [True, False], ids=["a rule's before a checkpoint", "a person's before a halt"])
+def test_a_capture_that_gives_way_for_good_promises_nothing(tmp_path: Path, clock: ManualClock, by_rule: bool) -> None:
+    halting = controller(tmp_path, clock)
+    if by_rule:
+        halting.consider([wants(Action.CAPTURE)])  # type: ignore[list-item]
+    else:
+        halting.request(Action.CAPTURE, "")
+    action = Action.CHECKPOINT if by_rule else Action.CHECKPOINT_AND_HALT
+    halting.request(action, "")
+    (lost,) = halting.passed()
+    assert lost.detail == f"gave way to request 2 ({action.name.lower().replace('_', '-')})"
+    halting.poll({0: status(0, HaltState.DONE, request_id=2, wall_ns=clock.wall_ns())})
+    assert asked(tmp_path) == (2, Action.NOTE), "withdrawn, and nothing follows"
