@@ -149,11 +149,14 @@ def _checkpoints(screen: Screen, expected: Expectation, run: launching.Run) -> l
     kept = evidence.pinned(run.output_dir)
     for one in kept:
         screen.fact("pinned", f"{one.path}, from before the onset")
-    found = [*kept, *evidence.checkpoints(run.output_dir)]
+    saved = evidence.checkpoints(run.output_dir)
+    found = [*kept, *saved]
     bad = sum(one.nonfinite for one in found)
     values = sum(one.values for one in found)
-    steps = ", ".join(str(one.step) for one in found)
-    screen.fact("on disk", f"checkpoints of steps {steps}: {bad:,} of {values:,} weights and moments are not finite")
+    steps = ", ".join(str(one.step) for one in saved)
+    copies = f" and the pinned copy of step {', '.join(str(one.step) for one in kept)}" if kept else ""
+    counted = f"{bad:,} of {values:,} weights and moments are not finite"
+    screen.fact("on disk", f"checkpoints of steps {steps}{copies}: {counted}")
     if not expected.checkpoints_finite:
         return []
     return [Check(f"{len(found)} checkpoints read back, {bad} non-finite values in them", bool(found) and not bad)]

@@ -54,7 +54,7 @@ def _print_fact(name: str, value: object) -> None:
 
 def _fact(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_fact(inner)}" for key, inner in list(value.items())[:12])
+        return ", ".join(f"{key} {_fact(inner)}" for key, inner in list(value.items())[:12] if inner is not None)
     if isinstance(value, float):
         return f"{value:,.4g}"
     if isinstance(value, int) and not isinstance(value, bool):

@@ -133,4 +133,5 @@ def _count(told: list[Finding]) -> str:
     if not told:
         return "nothing above a note was found"
     roots = sum(not finding.root_id for finding in told)
-    return f"{len(told)} finding{'s' if len(told) > 1 else ''}, {roots} of them root causes"
+    found = f"{len(told)} finding{'s' if len(told) > 1 else ''}"
+    return f"{found} with {roots} root cause{'s' if roots != 1 else ''}"
