@@ -50,7 +50,7 @@ def test_rules_that_a_step_does_not_concern_are_not_asked() -> None:
     ]
     for frame in frames[:50]:
         engine.frame(frame)
-    assert _calls(engine, frames[50:]) < 10 * 40
+    assert _calls(engine, frames[50:]) < 10 * 60  # asking every rule would be several hundred a step
 
 
 def _at(frames: Sequence[Frame], offset: int) -> list[Frame]:
