@@ -6,11 +6,13 @@ The agent never imports this module: its few settings reach the trainer as envir
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from grpo_sentinel.errors import ConfigError
 
@@ -23,6 +25,18 @@ SeverityName = Literal["note", "warning", "critical"]
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _off_is_a_word(cls, data: Any) -> Any:
+        """YAML reads a bare `off` as false; where "off" is one of the choices it is what was meant."""
+        if not isinstance(data, dict):
+            return data
+        fields = cls.model_fields
+        return {
+            key: "off" if value is False and key in fields and "off" in get_args(fields[key].annotation) else value
+            for key, value in data.items()
+        }
 
 
 class AgentConfig(_Section):
@@ -371,40 +385,67 @@ def load_config(path: str | Path | None) -> Config:
     if path is None:
         return Config()
     source = Path(path)
+    data, node = read_tree(source)
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        errors = error.errors()
+        more = len(errors) - 1
+        tail = f" ({more} more after this)" if more and errors[0]["type"] != "extra_forbidden" else ""
+        raise ConfigError(explain(errors[0], source, node) + tail) from error
+
+
+def read_tree(source: Path) -> tuple[dict[Any, Any], Any]:
+    """Read a YAML file: its settings, not yet checked, and the composed tree that `line_of` reads.
+
+    Raises `ConfigError` when it cannot be read or parsed, or is no mapping. An empty file has no settings.
+    """
     try:
         text = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the configuration {source}: {error}; give a readable YAML file") from error
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2026-13-45 is a ValueError
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where is not None else ""
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{source}{line}: not valid YAML ({problem}); correct the line") from error
     if data is None:
-        return Config()
+        return {}, node
     if not isinstance(data, dict):
         kind = type(data).__name__
         raise ConfigError(f"{source}: expected a mapping of settings, got {kind}; see config.example.yaml")
-    try:
-        return Config.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, source, node)) from error
+    return data, node
 
 
-def _explain(error: ValidationError, source: Path, node: Any) -> str:
-    first = error.errors()[0]
-    location = first["loc"]
-    key = ".".join(str(part) for part in location)
-    line = line_of(node, location)
+def explain(error: ErrorDetails, source: Path, node: Any) -> str:
+    """Say one mistake: file, line, key, what is expected or the remedy, and the value."""
+    key = ".".join(str(part) for part in error["loc"])
+    line = line_of(node, error["loc"])
     place = f"{source}" + (f" line {line}" if line else "")
-    if first["type"] == "extra_forbidden":
-        return f"{place}: unknown setting {key}; remove it or see config.example.yaml for the known ones"
-    more = len(error.errors()) - 1
-    tail = f" ({more} more after this)" if more else ""
-    return f"{place}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}{tail}"
+    value = "a secret" if any(word in key.lower() for word in _SECRET) else repr(error["input"])
+    value = value if len(value) <= 80 else f"{value[:77]}..."
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), _siblings(error["loc"]), n=1)
+        remedy = f"did you mean {near[0]}?" if near else "remove it or see config.example.yaml for the known ones"
+        return f"{place}: unknown setting {key}, got {value}; {remedy}"
+    return f"{place}: {key}: {error['msg'][0].lower()}{error['msg'][1:]}, got {value}"
+
+
+_SECRET = ("token", "url", "password", "secret")
+
+
+def _siblings(location: tuple[int | str, ...]) -> list[str]:
+    """Name the settings that the section of a key path knows; [] where it cannot be told."""
+    section: Any = Config
+    for part in location[:-1]:
+        field = section.model_fields.get(str(part))
+        section = field.annotation if field is not None else None
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return []
+    return list(section.model_fields)
 
 
 def line_of(node: Any, location: tuple[int | str, ...]) -> int | None:

@@ -180,6 +180,9 @@ def configuration_markdown() -> str:
         "`grpo-sentinel launch`, `run` and `doctor` take `--config FILE`. The file is YAML; every setting has a "
         "default and what is left out keeps it, so an empty file is a valid one. Unknown keys and values out of range "
         "are refused in one sentence that names the key, the value, the file and the line (exit code 2). "
+        "Only `launch` starts all the same: it names every mistake, keeps what is valid, and never does more than was "
+        "asked for. With a mistake under `halting` or `rules`, an unknown section, or a file that cannot be read, it "
+        "runs with `halting.dry_run` on and says so. "
         "[config.example.yaml](../config.example.yaml) is the whole tree with its defaults."
     ), ""]
     lines += _tables(Config, "")

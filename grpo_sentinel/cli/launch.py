@@ -17,10 +17,11 @@ from pathlib import Path
 
 import click
 
+from grpo_sentinel.cli.salvage import salvage
 from grpo_sentinel.cli.supervisor import Sidecar, say, supervise
-from grpo_sentinel.config import Config, load_config
+from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.places import state_dir
-from grpo_sentinel.errors import ConfigError, SentinelError
+from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.evidence import spool_dir
 from grpo_sentinel.protocol import choose_root, sanitise_run_id
 
@@ -47,14 +48,14 @@ def launch(
     Signals go through to COMMAND. The exit code is COMMAND's own, 128+n when signal n ended it, or 83
     (launch.halted_exit_code) when it ended well because the sentinel had halted it.
     """
-    config, good_path = _settings(config_path)
+    config, given = _settings(config_path)
     environment = dict(os.environ)
     run = sanitise_run_id(run_id or base_run_id(environment, command) or new_run_id())
     root = _root(config, environment)
     environment.update(agent_environment(config, environment, run, root))
     sidecar = None
     if root is not None and not no_daemon:
-        sidecar = Sidecar(sidecar_command(run, root, good_path, [*map(os.path.abspath, logs), *own_output()]))
+        sidecar = Sidecar(sidecar_command(run, root, given, [*map(os.path.abspath, logs), *own_output()]))
     return supervise(
         list(command),
         environment,
@@ -66,13 +67,21 @@ def launch(
     )
 
 
-def _settings(path: str | None) -> tuple[Config, str | None]:
-    """Load the configuration; a bad one is said, and the defaults are used."""
-    try:
-        return load_config(path), None if path is None else str(Path(path).resolve())
-    except ConfigError as error:
-        say(f"{' '.join(str(error).split())}; training starts, the sentinel runs with its defaults")
-        return Config(), None
+def _settings(path: str | None) -> tuple[Config, list[str]]:
+    """Load the configuration, and give the words that the sidecar needs to load the same.
+
+    Every mistake in it is said; what is valid holds, and nothing becomes more intrusive than what was asked for.
+    """
+    found = salvage(path)
+    words = [] if path is None else ["--config", str(Path(path).resolve())]
+    for mistake in found.mistakes:
+        say(mistake)
+    if found.mistakes:
+        held = f"; to be safe it runs with {', '.join(found.held_back)}" if found.held_back else ""
+        dry = " (dry run: rules only say what they would ask for)" if "halting.dry_run: true" in found.held_back else ""
+        say(f"training starts, the sentinel runs with the settings that are valid{held}{dry}")
+        words.append("--salvage")
+    return found.config, words
 
 
 def _root(config: Config, environment: Mapping[str, str]) -> Path | None:
@@ -141,8 +150,7 @@ def own_output() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def sidecar_command(run_id: str, root: Path, config_path: str | None, logs: Sequence[str] = ()) -> list[str]:
-    """Spell out the sidecar of one launched run."""
+def sidecar_command(run_id: str, root: Path, given: Sequence[str] = (), logs: Sequence[str] = ()) -> list[str]:
+    """Spell out the sidecar of one launched run; `given` are the words of its configuration."""
     words = [sys.executable, "-m", "grpo_sentinel.cli", "run", "--run-id", run_id, "--root", str(root)]
-    words += [word for log in logs for word in ("--log", log)]
-    return words if config_path is None else [*words, "--config", config_path]
+    return [*words, *(word for log in logs for word in ("--log", log)), *given]

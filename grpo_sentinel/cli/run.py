@@ -26,6 +26,7 @@ from grpo_sentinel.errors import SentinelError
     "--log", "logs", multiple=True, metavar="FILE", help="Log of the trainer, of which incidents keep the tail."
 )
 @click.option("--launcher-pid", type=int, hidden=True, help="The command that `launch` runs; asked to end in need.")
+@click.option("--salvage", "faulty", is_flag=True, hidden=True, help="Use what is valid; `launch` said the mistakes.")
 def run(
     config_path: str | None,
     once: bool,
@@ -35,13 +36,14 @@ def run(
     root: str | None,
     logs: tuple[str, ...],
     launcher_pid: int | None,
+    faulty: bool,
 ) -> int:
     """Watch runs, judge them, ask trainers to halt, and serve page, API and /metrics until SIGTERM."""
     from grpo_sentinel.cli.runs import settings
     from grpo_sentinel.daemon.daemon import Daemon
     from grpo_sentinel.halting.processes import mark_of
 
-    config = settings(config_path, root)
+    config = settings(config_path, root, faulty=faulty)
     if logs:
         named = (*config.incidents.log_files, *map(glob.escape, logs))
         config = config.model_copy(update={"incidents": config.incidents.model_copy(update={"log_files": named})})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from grpo_sentinel.cli.salvage import salvage
 from grpo_sentinel.clock import SystemClock
 from grpo_sentinel.collectors.ranks import RankCollector
 from grpo_sentinel.config import Config, load_config
@@ -18,9 +19,9 @@ class NoRun(SentinelError):
     """No run fits what the command names."""
 
 
-def settings(path: str | None, root: str | None = None) -> Config:
-    """Load the configuration; `root` replaces its ring directory. Raises `ConfigError`."""
-    config = load_config(path)
+def settings(path: str | None, root: str | None = None, *, faulty: bool = False) -> Config:
+    """Load the configuration; `root` replaces its ring directory. Raises `ConfigError`, unless it may be `faulty`."""
+    config = salvage(path).config if faulty else load_config(path)
     return config if root is None else config.model_copy(update={"ring_dir": root})
 
 

@@ -14,6 +14,7 @@ import pytest
 from run_support import HERE, Started, cli, directory_of, until
 
 from grpo_sentinel.cli import supervisor
+from grpo_sentinel.cli.salvage import salvage
 from grpo_sentinel.daemon.claim import read_note
 
 FAKE = HERE / "fake_trainer.py"
@@ -135,6 +136,82 @@ def test_a_bad_config_is_said_and_training_runs(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "trained")
     assert "bad.yaml line 2" in done.stderr
     assert "training starts" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["a misspelled key", "a rule that cannot be read", "no yaml", "nothing mistaken"])
+def test_a_mistake_in_the_config_never_halts_a_run_that_was_to_be_left_alone(tmp_path: Path, kind: str) -> None:
+    quiet = {"http": {"port": 0}, "launch": {"linger_seconds": 0.5}, "collectors": {"nvml": {"enabled": False}}}
+    texts = {
+        "a misspelled key": json.dumps({**quiet, "halting": {"dry_run": True, "nonfinite_update": 5}}),
+        "a rule that cannot be read": json.dumps({**quiet, "rules": {"override": {"x": {"action": "nothing"}}}}),
+        "no yaml": "halting: {dry_run: true",
+        "nothing mistaken": json.dumps(quiet),
+    }
+    path = tmp_path / "sentinel.yaml"
+    path.write_text(texts[kind])
+    done = launch(
+        path, sys.executable, FAKE, "--output-dir", tmp_path / "out", "--save-steps", 5, "--bad-from", 100,
+        "--steps", 180,
+    )  # fmt: skip
+    if kind == "nothing mistaken":
+        assert done.returncode == 83, "the same run is halted where nobody asked otherwise"
+        return
+    assert done.returncode == 0, done.stderr
+    assert "was halted" not in done.stderr
+    assert "runs with halting.dry_run: true" in done.stderr
+    assert "dry run" in done.stderr
+    assert "the sidecar ended" not in done.stderr, "it watches all the same"
+
+
+def test_every_mistake_of_a_config_is_named_and_every_valid_setting_holds(tmp_path: Path) -> None:
+    path = tmp_path / "sentinel.yaml"
+    path.write_text(
+        "agent:\n  gate: of\n  vote_every: 4\n  capture_byte: 7\n"
+        "launch:\n  on_notice: {USR1: checkpoint, FOO: checkpoint}\n  halted_exit_code: 9\n"
+        "incidents:\n  log_files: [a.log, [b], {c: 1}]\n  samples: off\n"
+    )
+    found = salvage(path)
+    assert [one.split(": ", 1)[1].split(",")[0].split(":")[0] for one in found.mistakes] == [
+        "agent.gate", "unknown setting agent.capture_byte", "incidents.log_files.1", "incidents.log_files.2",
+        "launch.on_notice.FOO.[key]",
+    ]  # fmt: skip
+    assert [one.split(" line ")[1].split(":")[0] for one in found.mistakes] == ["2", "4", "9", "9", "6"]
+    assert "got 7; did you mean capture_bytes?" in found.mistakes[1]
+    assert found.held_back == ("agent.gate: off",), "the gate is not to do more than what may have been meant"
+    config = found.config
+    assert (config.agent.gate, config.agent.vote_every, config.launch.halted_exit_code) == ("off", 4, 9)
+    assert (config.launch.on_notice, config.incidents.log_files) == ({"USR1": "checkpoint"}, ("a.log",))
+    assert not config.halting.dry_run
+    refused = cli("run", "--once", "--config", path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), "the sidecar alone refuses the file"
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("halting:\n  dry_rum: true\n", ("halting.dry_run: true",)),
+        ("halting: on\n", ("halting.dry_run: true",)),
+        ("halt:\n  dry_run: true\n", ("halting.dry_run: true",)),
+        ("agent:\n  dry_run: true\n", ("halting.dry_run: true",)),
+        ("- 1\n", ("halting.dry_run: true",)),
+        ("a: 2026-13-45\n", ("halting.dry_run: true",)),
+        ("agent:\n  enabld: false\n", ("agent.enabled: false",)),
+        ("incidents:\n  samples: none\n", ("incidents.samples: off",)),
+        ("http:\n  port: many\n", ()),
+        ("agent: {gate: off, capture: off, local_gradients: off}\nincidents: {samples: off}\n", None),
+    ],
+)
+def test_a_mistake_holds_back_what_it_may_have_meant_and_no_more(
+    tmp_path: Path, text: str, held: tuple[str, ...] | None
+) -> None:
+    path = tmp_path / "sentinel.yaml"
+    path.write_text(text)
+    found = salvage(path)
+    assert bool(found.mistakes) == (held is not None), "a bare off, which YAML takes for false, is no mistake"
+    assert found.held_back == (held or ())
+    assert found.config.halting.dry_run == ("halting.dry_run: true" in found.held_back)
+    if held is None:
+        assert (found.config.agent.gate, found.config.incidents.samples) == ("off", "off")
 
 
 @pytest.mark.parametrize("kind", ["missing", "read-only", "full"])
