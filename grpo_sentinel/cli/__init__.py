@@ -76,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a reader that has gone (`| head -1`) is no trouble
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; before, click prints the help and gives 0
+            click.echo(error.format_message(), err=True)
+            return error.exit_code
         _complain(f"{error.format_message()} (see `{_path_of(error)} --help`)")
         return error.exit_code
     except SentinelError as error:

@@ -28,9 +28,14 @@ def _config_option(command: Callable[..., int]) -> Callable[..., int]:
     return click.option("--config", "config_path", metavar="FILE", help=text)(command)
 
 
-@click.group()
-def incident() -> None:
-    """The bundles of evidence that the sidecar wrote. ID: as `list` shows it, its beginning, a folder, or a tar.gz."""
+@click.group(invoke_without_command=True)
+@click.pass_context
+def incident(context: click.Context) -> int:
+    """The bundles of evidence that the sidecar wrote. ID: as `list` shows it, its beginning, a folder, or a tar.gz.
+
+    Without a command: `list`.
+    """
+    return int(context.invoke(list_)) if context.invoked_subcommand is None else 0
 
 
 @incident.command("list")

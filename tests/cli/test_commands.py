@@ -167,6 +167,21 @@ def test_every_mistake_is_one_sentence_and_exit_code_2(arguments: list[str], wor
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("group", ["check", "snapshot", "rules", "notify"])
+def test_a_group_without_a_command_prints_its_help_as_it_is(group: str) -> None:
+    asked, bare = cli(group, "--help"), cli(group)
+    assert bare.returncode == 2
+    assert bare.stderr == asked.stdout
+    assert bare.stderr.count("\n") > 5
+
+
+def test_incident_alone_lists_the_incidents(tmp_path: Path) -> None:
+    bare, listed = (cli("incident", *words, env={"XDG_STATE_HOME": str(tmp_path)}) for words in ([], ["list"]))
+    assert (bare.returncode, bare.stdout) == (0, listed.stdout)
+    assert "no incident in" in bare.stdout
+    assert cli("incident", "show", "nosuch", env={"XDG_STATE_HOME": str(tmp_path)}).returncode == 2
+
+
 def test_a_bug_is_one_line_with_a_crash_log(tmp_path: Path) -> None:
     code = (
         "import sys, grpo_sentinel.cli.status as s, grpo_sentinel.cli as c\n"
