@@ -13,6 +13,7 @@ from grpo_sentinel.config import Config, load_config
 from grpo_sentinel.errors import ConfigError, SentinelError
 from grpo_sentinel.preflight.config_check_names import Settings, flatten, recognise_trainer
 from grpo_sentinel.preflight.config_check_trainer import check_trainer
+from grpo_sentinel.preflight.config_check_typos import slips
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.report import CheckReport, Fault, gravest_first
 from grpo_sentinel.rules import load_rules
@@ -25,10 +26,14 @@ def check_config(path: Path, *, world_size: int | None = None) -> CheckReport:
     if set(body) & set(Config.model_fields):
         faults, notes, looked, facts, not_seen = _own(path)
     else:
-        settings = recognise_trainer(flatten(body), str(path))
+        flat = flatten(body)
+        settings = recognise_trainer(flat, str(path))
         if world_size is not None:
             settings.values["world_size"] = world_size
         faults, notes = check_trainer(settings)
+        slipped = slips(settings, flat)
+        named = {fault.where for fault in slipped}
+        faults = [*slipped, *(fault for fault in faults if fault.where not in named)]
         looked = [f"{settings.trainer} settings: {', '.join(sorted(settings.values))}"]
         facts = {"trainer": settings.trainer, "settings": dict(settings.values)}
         not_seen = _not_seen(settings)

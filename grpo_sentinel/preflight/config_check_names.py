@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from grpo_sentinel.errors import SentinelError
@@ -17,6 +20,8 @@ _TRL = {
     "save_steps": "save_steps", "save_total_limit": "save_limit", "save_only_model": "save_only_model",
     "temperature": "temperature", "max_grad_norm": "max_grad_norm", "fp16": "fp16", "use_peft": "use_peft",
     "world_size": "world_size", "logging_nan_inf_filter": "nan_filter", "scale_rewards": "scale_rewards",
+    "num_train_epochs": "epochs", "max_completion_length": "completion_length", "weight_decay": "weight_decay",
+    "num_iterations": "iterations", "logging_steps": "logging_steps",
 }  # fmt: skip
 _VERL = {
     "data.train_batch_size": "prompts", "actor_rollout_ref.rollout.n": "group_size",
@@ -29,6 +34,7 @@ _VERL = {
     "trainer.total_training_steps": "total_steps", "trainer.max_actor_ckpt_to_keep": "save_limit",
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "warmup_steps",
     "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": "warmup_ratio", "algorithm.adv_estimator": "algorithm",
+    "data.max_response_length": "completion_length", "trainer.total_epochs": "epochs",
 }  # fmt: skip
 _OPENRLHF = {
     "n_samples_per_prompt": "group_size", "train_batch_size": "train_batch", "micro_train_batch_size": "micro_batch",
@@ -89,14 +95,26 @@ def flatten(body: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[s
     return out
 
 
+def names_of(trainer: str) -> Mapping[str, str]:
+    """The keys of one trainer's file that are read, with dots, and our name of each."""
+    return next(names for name, names, _ in _TRAINERS if name == trainer)
+
+
+def _marks(key: str, mark: str, likeness: float) -> bool:
+    if mark.endswith("."):
+        return key.startswith(mark)
+    return key == mark or (likeness < 1 and difflib.SequenceMatcher(None, key, mark).ratio() >= likeness)
+
+
 def recognise_trainer(flat: Mapping[str, Any], place: str) -> Settings:
     """Find whose file it is and translate its names. Raises `SentinelError` when nobody's."""
-    for trainer, names, marks in _TRAINERS:
-        if any(key == mark or (mark.endswith(".") and key.startswith(mark)) for key in flat for mark in marks):
+    for likeness, (trainer, names, marks) in product((1.0, 0.92), _TRAINERS):  # as written, then with a slip
+        if any(_marks(key, mark, likeness) for key in flat for mark in marks):
             values = {ours: flat[theirs] for theirs, ours in names.items() if flat.get(theirs) is not None}
             keys = {ours: theirs for theirs, ours in names.items() if theirs in flat}
             if trainer == "verl" and {"trainer.n_gpus_per_node", "trainer.nnodes"} <= flat.keys():
-                values["world_size"] = int(flat["trainer.n_gpus_per_node"]) * int(flat["trainer.nnodes"])
+                with contextlib.suppress(TypeError, ValueError):  # null, or ${oc.env:...}
+                    values["world_size"] = int(flat["trainer.n_gpus_per_node"]) * int(flat["trainer.nnodes"])
             return Settings(trainer, values, keys)
     known = ", ".join(sorted(flat)[:8])
     raise SentinelError(
@@ -104,4 +122,4 @@ def recognise_trainer(flat: Mapping[str, Any], place: str) -> Settings:
     )
 
 
-__all__ = ["Settings", "flatten", "recognise_trainer"]
+__all__ = ["Settings", "flatten", "names_of", "recognise_trainer"]

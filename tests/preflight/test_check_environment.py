@@ -208,6 +208,34 @@ def test_accumulation_that_becomes_zero_over_the_ranks_is_computed_for_verl_and_
     assert codes(check_config(path, world_size=4)) == {"batch-mismatch"}
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("num_generation: 8\nlearning_rate: abc\n", {("misspelled", "num_generation"), ("no-number", "learning_rate")}),
+        ('{"learning_rate": "1e-6", "beta": "x"}', {("no-number", "beta")}),
+        ("num_generation: 8\n", {("misspelled", "num_generation")}),
+        ("learning_rate: true\nmax_steps: [5]\n", {("no-number", "learning_rate"), ("no-number", "max_steps")}),
+        ("learning_rate: .nan\n", {("no-number", "learning_rate")}),
+        ("learning_rate: 1e-6\nmax_completion_lenght: 9\n", {("misspelled", "max_completion_lenght")}),
+        ("actor_rollout_ref: {actor: {ppo_mini_batchsize: 8, optim: {lr: fast}}}\n",
+         {("misspelled", "actor_rollout_ref.actor.ppo_mini_batchsize"), ("no-number", "actor_rollout_ref.actor.optim.lr")}),
+        # nothing of these is a mistake
+        ("learning_rate: 1e-6\nnum_generations_eval: 4\nmax_prompt_length: 9\neval_steps: 5\nmy_own_setting: x\n", set()),
+        ("zero_optimization: {stage: 2}\ntrain_batch_size: auto\noptimizer: {params: {lr: auto}}\n", set()),
+        ("actor_rollout_ref: {actor: {clip_ratio: 0.2, clip_ratio_low: 0.2, clip_ratio_c: 3, optim: {lr: 1e-6}}}\n"
+         "trainer: {n_gpus_per_node: '${oc.env:GPUS}', nnodes: 1, total_training_steps: null}\n", set()),
+    ],
+)  # fmt: skip
+def test_misspelled_settings_and_words_for_numbers_are_named_and_strange_ones_are_left_alone(
+    tmp_path: Path, text: str, named: set[tuple[str, str]]
+) -> None:
+    path = tmp_path / ("a.json" if text.startswith("{") else "a.yaml")
+    path.write_text(text)
+    report = check_config(path)
+    assert {(fault.code, fault.where) for fault in report.faults} == named
+    assert report.exit_code == bool(named)
+
+
 def test_our_own_settings_are_checked_with_their_rules(tmp_path: Path, capsys: Any) -> None:
     good = Path(__file__).resolve().parents[2] / "config.example.yaml"
     assert main(["check", "config", str(good)]) == 0
