@@ -27,6 +27,7 @@ from grpo_sentinel.daemon.background import Background
 from grpo_sentinel.daemon.claim import Claim, DaemonNote
 from grpo_sentinel.daemon.health import Health
 from grpo_sentinel.daemon.incident_views import IncidentViews
+from grpo_sentinel.daemon.past import past
 from grpo_sentinel.daemon.pins import Pins
 from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories, state_dir
 from grpo_sentinel.daemon.resume import begun, inherit, parent_of, resume
@@ -86,6 +87,8 @@ class Daemon:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._watches: dict[Path, RunWatch] = {}
         self._retired: dict[Path, tuple[int, ...]] = {}
+        self._past: dict[Path, tuple[int, ...]] = {}  # segments of the watched runs that are not judged
+        self._once = False
         self._said: dict[str, str] = {}
         self._looked_ns: int | None = None
         self._tidy_ns = self._clock.monotonic_ns() + TIDY_NS
@@ -105,7 +108,7 @@ class Daemon:
     def snapshots(self) -> Mapping[str, Snapshot]:
         """Newest snapshot of every watched run, the one with the newest record first."""
         watches = list(self._watches.values())  # a copy: the loop may take up a run meanwhile
-        watches.sort(key=lambda watch: -watch.quiet_since_ns)
+        watches.sort(key=lambda watch: (watch.past is not None, -watch.quiet_since_ns))
         return {watch.run_id: watch.snapshot for watch in watches}
 
     def request(
@@ -185,6 +188,7 @@ class Daemon:
 
     def once(self) -> Mapping[str, Snapshot]:
         """Look once at everything, hand it to the sinks, and give the snapshots."""
+        self._once = True
         self._look()
         samples = [sample for collector in self._collectors for sample in self._poll(collector, 2.0)]
         for watch in list(self._watches.values()):
@@ -249,8 +253,9 @@ class Daemon:
         incidents = {f"incidents_{name}": value for name, value in self._incidents.health().items()}
         health = {**snapshot.health, **self._sinks.numbers(), **incidents}
         watch.snapshot = replace(snapshot, health=health, notes=(*snapshot.notes, *self._said.values()))
-        self._sinks.publish(replace(batch, snapshot=watch.snapshot))
-        self._incidents.update(watch.snapshot, batch.findings, watch.claim.directory)
+        shown = watch.snapshot if watch.past is None else replace(watch.snapshot, findings=())  # nothing fires any more
+        self._sinks.publish(replace(batch, snapshot=shown))
+        self._incidents.update(watch.snapshot, batch.findings, watch.claim.directory, judged=watch.past is None)
 
     def _poll(self, collector: parts.Waiting, wait_seconds: float = 0.0) -> Sequence[Sample]:
         samples = collector.poll(wait_seconds)
@@ -287,11 +292,14 @@ class Daemon:
             self._take_up(directory)
         now = self._clock.monotonic_ns()
         for directory, watch in list(self._watches.items()):
+            if watch.past is not None and self._started_again(directory):
+                watch = self._begin_anew(watch)
             quiet = now - watch.quiet_since_ns
             if watch.over and not self._named and quiet > (FORGET_NS if watch.seen_alive else RETIRE_NS):
                 self._retired[directory] = _segments_of(directory)
                 self._last_words(watch, ())
                 self._watches.pop(directory).close()
+                self._past.pop(directory, None)
                 log.info("run %s has ended", watch.run_id)
         if self._config.sinks.history.enabled and not self._sinks.problems() and now >= self._tidy_ns:
             self._tidy_ns = now + TIDY_NS
@@ -332,10 +340,26 @@ class Daemon:
                 claim.release()
             return
         self._said.pop(f"run {directory.name}", None)
-        log.info("watching run %s in %s", directory.name, directory)
+        ended = self._watches[directory].past
+        log.info("%s", f"watching run {directory.name} in {directory}" if ended is None else ended.note)
 
-    def _watch(self, claim: Claim) -> RunWatch:
+    def _started_again(self, directory: Path) -> bool:
+        changed = _segments_of(directory) != self._past[directory]
+        return changed and past(directory, self._clock, self._sinks.history_path) is None
+
+    def _begin_anew(self, before: RunWatch) -> RunWatch:
+        """Judge a run that was past when its ranks have been started again; what was read is not read again."""
+        watch = self._watch(before.claim, {rank: status.cursor for rank, status in before.ranks.items()})
+        before.close(release=False)
+        self._watches[before.claim.directory] = watch
+        log.info("watching run %s in %s: it was started again", watch.run_id, watch.claim.directory)
+        return watch
+
+    def _watch(self, claim: Claim, read: Mapping[int, Cursor] | None = None) -> RunWatch:
         run_id = claim.directory.name
+        self._past[claim.directory] = _segments_of(claim.directory)
+        asked = self._once and self._named
+        ended = None if asked else past(claim.directory, self._clock, self._sinks.history_path)
         engine = Engine(self._rules, run_id=run_id)
         cursors: dict[int, Cursor] = {}
         context: dict[str, object] = {}
@@ -357,8 +381,9 @@ class Daemon:
         def pins(on_pinned: Callable[[str], None]) -> Pins:
             return Pins(run_id, self._config.halting, self._state, self._background, on_pinned)
 
+        cursors = {**cursors, **(read or {})}
         return RunWatch(
-            claim, self._config, self._clock, engine, halting, pins, self._health, self._node, cursors, context
+            claim, self._config, self._clock, engine, halting, pins, self._health, self._node, cursors, context, ended
         )
 
     def _deserted(self) -> bool:

@@ -18,6 +18,7 @@ from grpo_sentinel.collectors.ranks import RankCollector
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import Claim
 from grpo_sentinel.daemon.health import Health
+from grpo_sentinel.daemon.past import Past
 from grpo_sentinel.daemon.pins import Pins
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting import HaltController
@@ -62,8 +63,10 @@ class RunWatch:
         node: str,
         cursors: Mapping[int, Cursor],
         context: Mapping[str, object],
+        past: Past | None = None,
     ) -> None:
         self.claim = claim
+        self.past = past  # ended before we came: recorded and shown, not judged
         self.run_id = claim.directory.name
         self.halting = halting
         self.snapshot = Snapshot(run_id=self.run_id, node=node)
@@ -91,7 +94,7 @@ class RunWatch:
         self._samples: list[Sample] = []
         self._newest_samples: dict[str, Sample] = {}
         self._transitions: list[Finding] = []
-        self._told_halt = HaltStatus()
+        self._told_halt = HaltStatus() if past is None else past.halt
         self._passed: list[SinkBatch] = []
         self._ticked_ns = 0
         self._published_ns = 0
@@ -122,6 +125,8 @@ class RunWatch:
     def turn(self, samples: Sequence[Sample]) -> SinkBatch | None:
         """Take in what is new, judge, act; gives a batch when it is time to hand one on. Never raises."""
         now = self._clock.monotonic_ns()
+        if self.past is not None and self._polled_ns:
+            return None  # read to its end; ranks that are started again belong to another watch
         if not self.over:
             self._lived_ns = now
         elif now - self._lived_ns > OVER_POLL_NS:  # its end has been judged by now
@@ -132,6 +137,12 @@ class RunWatch:
         batch = self._collector.poll()
         self._ranks = batch.ranks
         self.seen_alive = self.seen_alive or self._alive()
+        if self.past is not None:
+            for event in batch.events:
+                if event.kind == "config" and (event.rank == 0 or not self._context):
+                    self._context.update(event.body)
+            self._gather(batch, (), [], now)
+            return self._hand_on(now)
         findings = self._judge(batch, samples, now)
         self._act(findings, batch.events)
         self._gather(batch, samples, findings, now)
@@ -245,18 +256,22 @@ class RunWatch:
 
     def _hand_on(self, now: int) -> SinkBatch | None:
         news = self._records or self._events or self._samples
-        urgent = self._transitions or self.halting.status != self._told_halt
+        urgent = self._transitions or self._halt() != self._told_halt
         waited = now - self._published_ns
         idle = waited >= IDLE_PUBLISH_NS and (now == self._lived_ns or not self._published_ns)
         if not (urgent or (news and waited >= PUBLISH_NS) or idle):
             return None
         return self.bundle()
 
+    def _halt(self) -> HaltStatus:
+        """Give where the newest request stands; that of a past run was told when it was made."""
+        return self.halting.status if self.past is None else self._told_halt
+
     def bundle(self) -> SinkBatch:
         """Make a batch of everything not handed on yet."""
         self._published_ns = self._clock.monotonic_ns()
         self._pass_on()
-        halt = self.halting.status
+        halt = self._halt()
         if halt != self._told_halt:
             _tell_halt(halt, self._told_halt)
         self.snapshot = self._snapshot(halt)
@@ -303,18 +318,19 @@ class RunWatch:
             wall_ns=self._clock.wall_ns(),
             ranks=self._ranks,
             samples=dict(self._newest_samples),
-            findings=tuple(self._guard("active", self._engine.active)),
+            findings=tuple(self._guard("active", self._engine.active)) if self.past is None else self.past.findings,
             abstaining=self._abstaining,
             halt=halt,
             context=dict(self._context),
             health=self._health.numbers(self._clock.monotonic_ns()),
-            notes=tuple(self._notes.values()),
+            notes=(*([] if self.past is None else [self.past.note]), *self._notes.values()),
         )
 
-    def close(self) -> None:
-        """Unmap the rings and let the run go."""
+    def close(self, *, release: bool = True) -> None:
+        """Unmap the rings and let the run go, unless it is watched on with the same claim."""
         self._collector.close()
-        self.claim.release()
+        if release:
+            self.claim.release()
 
 
 def _tell(finding: Finding) -> None:

@@ -373,10 +373,10 @@ class HaltController:
 
     def _next(self) -> _Wish | None:
         """Take what waits: what saves or stops the run first, then evidence that gave way."""
-        if self._waiting is not None:
-            wish, self._waiting = self._waiting, None
-        else:
+        if self._waiting is None:
             wish, self._again = self._again, None
+        else:
+            wish, self._waiting = self._waiting, None
         return wish
 
     def _follow(self, ranks: Mapping[int, RankStatus]) -> None:

@@ -112,12 +112,22 @@ class IncidentRecorder:
 
     # ---- from the loop
 
-    def update(self, snapshot: Snapshot, findings: Sequence[Finding] = (), directory: Path | None = None) -> None:
-        """Take one turn of one run: its snapshot, and the findings that fired, were refined or resolved in it."""
+    def update(
+        self,
+        snapshot: Snapshot,
+        findings: Sequence[Finding] = (),
+        directory: Path | None = None,
+        *,
+        judged: bool = True,
+    ) -> None:
+        """Take one turn of one run: its snapshot, and the findings that fired, were refined or resolved in it.
+
+        Of a run that is not `judged`, because it ended long ago, what is open is closed and nothing is opened.
+        """
         if not self._config.enabled:
             return
         try:
-            self._update(snapshot, findings, directory)
+            self._update(snapshot, findings, directory, judged)
         except Exception as error:  # noqa: BLE001 - the loop that halts training runs through here
             self._failed(f"incidents of run {snapshot.run_id}: {type(error).__name__}: {error}")
 
@@ -155,12 +165,12 @@ class IncidentRecorder:
 
     # ---- runs
 
-    def _update(self, snapshot: Snapshot, findings: Sequence[Finding], directory: Path | None) -> None:
+    def _update(self, snapshot: Snapshot, findings: Sequence[Finding], directory: Path | None, judged: bool) -> None:
         run = self._run(snapshot, directory)
         now = self._clock.monotonic_ns()
         for finding in findings:
             self._take(run, finding, now)
-        for finding in asked_for(snapshot, run.halt):
+        for finding in asked_for(snapshot, run.halt) if judged else ():
             self._take(run, finding, now)
         if snapshot.halt.request_id and snapshot.halt != run.halt:
             self._changed(run.incidents, now)

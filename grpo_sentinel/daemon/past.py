@@ -1,0 +1,88 @@
+"""Tells runs that are past from those to be judged: a sidecar that starts must not announce last week's trouble again.
+
+every rank closed or dead before we came, and
+    its end is in the history, or its last sign of life is older than 5 minutes  ->  past: recorded and shown
+    else                                                                         ->  judged: the black box matters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from grpo_sentinel.clock import Clock
+from grpo_sentinel.collectors.ranks import RankCollector
+from grpo_sentinel.errors import HistoryError
+from grpo_sentinel.history import HistoryReader
+from grpo_sentinel.records import Finding, Liveness
+from grpo_sentinel.views import HaltStatus, RankStatus, Snapshot
+
+FRESH_NS = 300_000_000_000  # a run that ended unwatched is judged so long after its last sign of life
+_GONE = (Liveness.CLOSED, Liveness.DEAD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What is shown of a run that is not judged any more."""
+
+    note: str
+    findings: tuple[Finding, ...] = ()  # that fired when it ended, as the history has them
+    halt: HaltStatus = field(default_factory=HaltStatus)
+
+
+def past(directory: Path, clock: Clock, history: Path) -> Past | None:
+    """Give what the history says of a run that is past; None for one that lives, or ended just now and unwatched."""
+    collector = RankCollector(directory, clock)
+    try:
+        ranks = collector.poll().ranks
+    finally:
+        collector.close()
+    if not ranks or any(status.liveness not in _GONE for status in ranks.values()):
+        return None
+    stored = _stored(history, directory.name)
+    age_ns = clock.wall_ns() - last_sign_ns(ranks)
+    if age_ns < FRESH_NS and not _end_is_known(stored, ranks):
+        return None
+    note = (
+        f"run {directory.name} ended {age_ns / 60e9:.0f} min ago, before this sidecar looked: shown as past and not "
+        f"judged; `grpo-sentinel run --once --run-id {directory.name}` judges it"
+    )
+    return Past(note=note, findings=stored.findings, halt=stored.halt)
+
+
+def last_sign_ns(ranks: Mapping[int, RankStatus]) -> int:
+    """Give the newest sign of life of any rank, wall ns; 0 without ranks."""
+    return max(
+        (
+            max(one.heartbeat.updated_wall_ns, one.updated_wall_ns, one.identity.created_wall_ns)
+            for one in ranks.values()
+        ),
+        default=0,
+    )
+
+
+def _end_is_known(stored: Snapshot, ranks: Mapping[int, RankStatus]) -> bool:
+    """Tell whether a sidecar has seen these very processes leave or die."""
+    for rank, status in ranks.items():
+        known = stored.ranks.get(rank)
+        if known is None or known.liveness not in _GONE or _process(known) != _process(status):
+            return False
+    return True
+
+
+def _process(status: RankStatus) -> tuple[int, int, int]:
+    return status.identity.pid, status.identity.pid_start_ticks, status.identity.created_wall_ns
+
+
+def _stored(history: Path, run_id: str) -> Snapshot:
+    if not history.exists():
+        return Snapshot(run_id=run_id)
+    try:
+        with HistoryReader(history) as reader:
+            return reader.latest(run_id)
+    except HistoryError:
+        return Snapshot(run_id=run_id)
+
+
+__all__ = ["FRESH_NS", "Past", "last_sign_ns", "past"]
