@@ -9,11 +9,13 @@ Called from the training thread only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from grpo_sentinel.agent import arguments
+from grpo_sentinel.agent.arguments import fails_open
 from grpo_sentinel.agent.capture.capture import Capture
 from grpo_sentinel.agent.compilation import CompileWatch
 from grpo_sentinel.agent.core import Core, Outcome
@@ -21,8 +23,8 @@ from grpo_sentinel.agent.governor import Governor
 from grpo_sentinel.agent.guard import Guard, say, short_traceback
 from grpo_sentinel.agent.halt import HaltDesk
 from grpo_sentinel.agent.null import NOTHING, Verdict
-from grpo_sentinel.agent.observing import Observer
-from grpo_sentinel.agent.optimizers import OptimizerHooks, UpdateWatch
+from grpo_sentinel.agent.observing import DATA_NAMES, POLICY_NAMES, POLICY_TENSORS, REWARD_NAMES, Observer
+from grpo_sentinel.agent.optimizers import OptimizerHooks, UpdateWatch, innermost
 from grpo_sentinel.agent.phases import PhaseClock
 from grpo_sentinel.agent.probes.pack import Harvest
 from grpo_sentinel.agent.settings import Settings
@@ -33,6 +35,7 @@ from grpo_sentinel.agent.vitals import compare
 from grpo_sentinel.agent.writing import NoWriter, Writer
 from grpo_sentinel.records import Kind, Mode, Phase
 
+_OPTIMIZER_NAMES = frozenset({"scaler", "engine", "scheduler", "learning_rate_expected"})
 _BETWEEN_STEPS = (Phase.IDLE, Phase.CHECKPOINT, Phase.EVALUATION, Phase.FINISHED)
 
 
@@ -73,8 +76,18 @@ class Agent:
         self._self_seconds = 0.0
         self._on_close: list[Callable[[], None]] = []
 
+    def __repr__(self) -> str:
+        """Say what a person asks first: which run, which rank, is it on, do the ranks vote."""
+        path = getattr(self.writer, "path", None)
+        run = "no ring" if path is None else f"run {path.parent.name}"
+        state = "closed" if self.active and self.closed else "active" if self.active else "inert (forked child)"
+        votes = "voting" if self.core.voting else f"not voting ({self.core.why_off})"
+        place = f"rank {self.core.rank} of {self.core.world}"
+        return f"<grpo_sentinel agent: {run}, {place}, {state}, {votes}, step {self.step}>"
+
     # ---- what to watch
 
+    @fails_open()
     def watch(
         self,
         *,
@@ -84,7 +97,12 @@ class Agent:
         replicated: bool | None = None,
     ) -> None:
         """Take the model and optimizer to look at; hooks go on the innermost torch optimizer."""
-        self.guard.run("watch", self.observer.watch, model, optimizer, named_parameters, replicated)
+        guard = self.guard
+        model = arguments.kind_of(guard, "watch(model", model, torch.nn.Module, "give a torch.nn.Module")
+        optimizer = _real(guard, optimizer)
+        named_parameters = arguments.pairs(guard, "watch(named_parameters", named_parameters)
+        replicated = arguments.kind_of(guard, "watch(replicated", replicated, bool, "give True, False or nothing")
+        guard.run("watch", self.observer.watch, model, optimizer, named_parameters, replicated)
         if optimizer is not None:
             self.guard.run("optimizer hooks", self._optimizers.attach, optimizer)
         if self.capture is not None:
@@ -92,19 +110,25 @@ class Agent:
         if self.settings.local_gradients == "always":
             self.guard.run("local gradients", self.observer.arm_local_gradients)
 
+    @fails_open()
     def configure(self, **context: Any) -> None:
         """Take what is known of the trainer's configuration, and send it to the sidecar."""
         self.observer.configure(context)
         self.event("config", context, step=self.step)
 
+    @fails_open()
     def on_close(self, action: Callable[[], None]) -> None:
         """Run `action` when the agent is closed: integrations put back what they wrapped."""
-        self._on_close.append(action)
+        action = arguments.kind_of(self.guard, "on_close(action", action, Callable, "give a function")
+        if action is not None:
+            self._on_close.append(action)
 
     # ---- observations
 
+    @fails_open()
     def begin_step(self, step: int) -> None:
         """Name the optimizer step that is worked on from here, 1-based."""
+        step = arguments.step_number(self.guard, "begin_step(step", step, self.step)
         self.step = self.phases.step = step
         self._open = True
         self.observer.full = self.governor.due(step)
@@ -114,6 +138,7 @@ class Agent:
             self._self_seconds = self.guard.seconds
             self.guard.run("phase", self.phases.take)  # what came before the first step belongs to no step
 
+    @fails_open()
     def observe_data(self, batch: Mapping[str, Any] | None = None, **tensors: Any) -> None:
         """Look at one micro-batch before its forward, and push what it says at once.
 
@@ -123,12 +148,15 @@ class Agent:
         self._begin()
         if not self.observer.recording:
             return
+        given = {**arguments.named(self.guard, "observe_data(batch", batch), **tensors}
         if self.capture is not None and not self.capture.fed:
-            self.guard.run("capture", self.capture.batch, batch if batch is not None else tensors)
-        values = self.guard.run("data", self.observer.data, {**(batch or {}), **tensors})
+            self.guard.run("capture", self.capture.batch, given)
+        given = arguments.tensors(self.guard, "observe_data", given, DATA_NAMES)
+        values = self.guard.run("data", self.observer.data, given)
         if values:
             self._push(values, Kind.DATA, micro_batch=self.observer.micro_batch)
 
+    @fails_open()
     def observe_rewards(self, rewards: Any, **details: Any) -> None:
         """Look at raw rewards: a tensor (B x F) with `func_names`, or a mapping of function name to B scores.
 
@@ -137,6 +165,7 @@ class Agent:
         self._begin()
         if not self.observer.recording:
             return
+        details = arguments.known(self.guard, "observe_rewards", details, REWARD_NAMES)
         values = self.guard.run("reward", self.observer.rewards, rewards, details)
         if values:
             if self.capture is not None:
@@ -144,14 +173,26 @@ class Agent:
             self._vote.vitals.note_generation(values)
             self._push(values, Kind.GENERATION)
 
+    @fails_open()
     def observe_policy(self, **tensors: Any) -> None:
-        """Look at one micro-batch as it is trained on; see `probes.policy.observe` for the names."""
+        """Look at one micro-batch as it is trained on; see `probes.policy.observe` for the names.
+
+        `loss` alone will do: a number, or a tensor of one, for which nothing waits.
+        """
         self._begin()
         if self.observer.recording:
+            tensors = arguments.known(self.guard, "observe_policy", tensors, POLICY_NAMES)
+            tensors = arguments.tensors(self.guard, "observe_policy", tensors, POLICY_TENSORS)
+            if "loss" in tensors:
+                remedy = "give the micro-batch's mean loss"
+                tensors["loss"] = arguments.scalar(
+                    self.guard, "observe_policy(loss", tensors["loss"], remedy, signed=True
+                )
             self.guard.run("policy", self.observer.policy, tensors)
             if self.capture is not None:
                 self.guard.run("capture", self.capture.recent.policy, self.step, tensors)
 
+    @fails_open(bare=True)
     def observe_gradients(self, norm: torch.Tensor | float | None = None, *, clip_limit: float | None = None) -> None:
         """Look at the gradients before clipping, then vote on this step's update.
 
@@ -164,31 +205,48 @@ class Agent:
         self.take_norm(norm)
         self.vote()
 
+    @fails_open()
     def look_at_gradients(self, *, clip_limit: float | None = None) -> None:
         """Read the gradients as they are now (integrations: before clipping), without voting."""
         self._begin()
         self._looked = True
+        remedy = "give the largest norm that is let through unclipped, or nothing"
+        clip_limit = arguments.scalar(self.guard, "look_at_gradients(clip_limit", clip_limit, remedy)
         if self.observer.recording:
             self.guard.run("gradient", self.observer.gradients, clip_limit)
             if self.capture is not None:
                 self.guard.essential("capture", self.capture.before_clipping)
 
+    @fails_open()
     def take_norm(self, norm: torch.Tensor | float | None) -> None:
         """Keep the trainer's own pre-clip norm for the vote."""
+        norm = arguments.scalar(self.guard, "observe_gradients(norm", norm, "give the pre-clip norm, or nothing")
         if norm is not None:
-            self._vote.norm = norm.detach() if isinstance(norm, torch.Tensor) else norm
+            self._vote.norm = norm
 
+    @fails_open()
     def observe_optimizer(self, **details: Any) -> None:
         """Give what the optimizer hooks cannot know: `scaler`, `engine`, `scheduler` or `learning_rate_expected`."""
+        details = arguments.known(self.guard, "observe_optimizer", details, _OPTIMIZER_NAMES)
+        for name, method in (("scaler", "is_enabled"), ("scheduler", "get_last_lr")):
+            value = details.get(name)
+            if value is not None and not callable(getattr(value, method, None)):
+                place = f"observe_optimizer({name}"
+                self.guard.refuse(place, f"{place}={arguments.shown(value)}): it has no {method}(), it is left out")
+                del details[name]
+        rate = "learning_rate_expected"
+        if details.get(rate) is not None:
+            details[rate] = arguments.scalar(self.guard, f"observe_optimizer({rate}", details[rate], "give a number")
         self.observer.optimizer_details.update(details)
         scaler = details.get("scaler")
         if scaler is not None:
             self.core.scaled = bool(self.guard.run("scaler", scaler.is_enabled))
 
+    @fails_open(nullcontext)
     @contextmanager
     def phase(self, phase: Phase | str) -> Iterator[None]:
         """Stamp the block as one phase: "generate", "reward", "forward", "backward", "checkpoint", "evaluation", ..."""
-        which = self.guard.run("phase", _phase, phase)
+        which = arguments.phase(self.guard, "phase(phase", phase)
         before = self.mode
         if which is Phase.EVALUATION:
             self.mode = Mode.EVALUATION
@@ -199,24 +257,35 @@ class Agent:
             self.mode = before
             self.leave(which)
 
+    @fails_open()
     def enter(self, phase: Phase | None) -> None:
         """Begin a phase; the first one of a step's own work begins the step, so that a death in it is told with it."""
+        phase = arguments.phase(self.guard, "enter(phase", phase)
         if phase is not None:
             if not self.clock.running or phase not in _BETWEEN_STEPS:
                 self._begin()
             self.guard.run("phase", self.phases.enter, phase)
 
+    @fails_open()
     def leave(self, phase: Phase | None) -> None:
         """End a phase."""
+        phase = arguments.phase(self.guard, "leave(phase", phase)
         if phase is not None:
             self.guard.run("phase", self.phases.leave, phase)
 
+    @fails_open()
     def event(self, kind: str, body: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:
         """Push one event; see `catalog.EVENTS`."""
-        self.guard.run("events", self.writer.event, kind, dict(body or {}), step=self.step if step is None else step)
+        if arguments.kind_of(self.guard, "event(kind", kind, str, "give the kind of event as a word") is None:
+            return
+        step = self.step if step is None else arguments.step_number(self.guard, "event(step", step, self.step)
+        self.guard.run("events", self.writer.event, kind, arguments.named(self.guard, "event(body", body), step=step)
 
+    @fails_open()
     def exception(self, error: BaseException, where: str) -> None:
         """Push an exception that is about to leave the trainer, once."""
+        if arguments.kind_of(self.guard, "exception(error", error, BaseException, "give the one raised") is None:
+            return
         if self._told == id(error):
             return
         self.failed = True
@@ -228,7 +297,7 @@ class Agent:
             return
         if self.capture is not None:
             self.guard.essential("capture", self.capture.exception, error, where)
-        body = {"type": type(error).__name__, "message": str(error)[:800], "where": where}
+        body = {"type": type(error).__name__, "message": arguments.text(error)[:800], "where": where}
         self.event(
             "exception", {**body, "phase": self.phases.now.name.lower(), "traceback": short_traceback(error)[-900:]}
         )
@@ -245,6 +314,7 @@ class Agent:
         """Tell whether the trainer has clipped this step's gradients by now."""
         return self._vote.norm is not None
 
+    @fails_open(lambda: Outcome(voted=False), bare=True)
     def vote(self) -> Outcome:
         """Vote on this step's update, once; blocks until all ranks have come. Never raises, also when probes do."""
         if self._vote.outcome is not None:
@@ -269,20 +339,22 @@ class Agent:
 
     # ---- end of step
 
+    @fails_open(lambda: NOTHING, bare=True)
     def end_step(self, step: int | None = None) -> Verdict:
         """Close the optimizer step: push its record and say what the loop should do now. Never raises.
 
-        Votes first when nothing has (a scaler skipped the optimizer on this rank): every step has one vote.
+        Votes first when nothing has (a scaler skipped the optimizer on this rank): every step has one vote, also one
+        whose `step` is no number; the count then goes on from the step before.
         """
-        if step is not None and step != self.step:
-            self.step = self.phases.step = step
+        if step is not None:
+            self.step = self.phases.step = arguments.step_number(self.guard, "end_step(step", step, self.step)
         outcome = self.vote()
-        self.updates.end_step(skipped=outcome.skip)
+        self.guard.essential("step record", self.updates.end_step, skipped=outcome.skip)
         self.guard.essential("step record", self._record, outcome)
         verdict = self.guard.essential("halt", self.desk.verdict, skipped=outcome.skip) or NOTHING
+        self._vote.next_step()  # first of all: a step that is not forgotten would go without its vote
         if self.capture is not None:
-            self.capture.next_step()
-        self._vote.next_step()
+            self.guard.essential("capture", self.capture.next_step)
         self.updates.next_step()
         self._looked = self._open = self.failed = False
         self.observer.next_step()
@@ -391,21 +463,29 @@ class Agent:
         self._vote = self._new_vote()
         self.capture = None
         for action in [*reversed(self._on_close), self._optimizers.detach, self.observer.close]:
-            self.guard.run("fork", action)
+            self.guard.essential("fork", action)
 
+    @fails_open()
     def checkpoint_saved(self, path: Any) -> None:
         """Acknowledge a checkpoint: `path` is on disk, finished on this rank."""
-        self.event("checkpoint", {"path": str(path), "step": self.step - 1}, step=self.step - 1)
-        self.guard.essential("halt", self.desk.saved, str(path))
+        path = arguments.place_on_disk(self.guard, "checkpoint_saved(path", path)
+        if path:
+            self.event("checkpoint", {"path": path, "step": self.step - 1}, step=max(self.step - 1, 0))
+        self.guard.essential("halt", self.desk.saved, path)
         if self.phases.now is Phase.CHECKPOINT:
             self.guard.run("phase", self.phases.switch, Phase.IDLE)
 
+    @fails_open()
     def checkpoint_failed(self, reason: str) -> None:
         """Acknowledge that the checkpoint that was asked for could not be written."""
-        self.guard.essential("halt", self.desk.failed, reason)
+        self.guard.essential("halt", self.desk.failed, arguments.text(reason))
 
+    @fails_open()
     def close(self, detail: str = "finished") -> None:
         """End on purpose: the last record out, wrapped things put back, the segment marked closed. Idempotent."""
+        detail = (
+            arguments.kind_of(self.guard, "close(detail", detail, str, "give a few words, or nothing") or "finished"
+        )
         if self.closed:
             return
         self.closed = True
@@ -416,10 +496,10 @@ class Agent:
             self.guard.essential("step record", self._push_step, *late)
         self.guard.essential("halt", self.desk.run_ended, self.step - 1)
         for action in reversed(self._on_close):
-            self.guard.run("detach", action)
+            self.guard.essential("detach", action)
         self.guard.run("compile", self._compiling.close)
         self.guard.run("optimizer hooks", self._optimizers.detach)
-        self.guard.run("watch", self.observer.close)
+        self.guard.essential("watch", self.observer.close)
         self.guard.run("phase", self.phases.switch, Phase.FINISHED)
         self.guard.run("ring", self.writer.close, "halted" if self.desk.halted and detail == "finished" else detail)
 
@@ -433,5 +513,15 @@ class Agent:
             self.exception(error, "loop")
 
 
-def _phase(phase: Phase | str) -> Phase:
-    return phase if isinstance(phase, Phase) else Phase[phase.upper()]
+def _real(guard: Guard, optimizer: Any) -> Any:
+    """Give `optimizer` where there is a torch optimizer inside; None where the gate could not be put on it."""
+    try:
+        if optimizer is not None:
+            innermost(optimizer)
+        return optimizer
+    except Exception:  # noqa: BLE001 - objects of others raise what they like
+        what = (
+            f"watch(optimizer={arguments.shown(optimizer)}): no torch optimizer inside, its updates cannot be stopped"
+        )
+        guard.refuse("watch(optimizer", f"{what}; give a torch.optim.Optimizer")
+        return None

@@ -7,7 +7,7 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from grpo_sentinel.agent.agent import Agent
+from grpo_sentinel.agent.arguments import shown
 from grpo_sentinel.agent.capture.capture import Capture
 from grpo_sentinel.agent.core import Core
 from grpo_sentinel.agent.guard import Guard, say
@@ -92,10 +93,16 @@ def begin(settings: Settings | None = None, run_id: str | None = None) -> Agent 
         return _give_up(f"{error}" if isinstance(error, SentinelError) else f"{type(error).__name__}: {error}")
 
 
-def _build(settings: Settings | None, run_id: str | None) -> Agent | NullAgent:
+def _build(settings: Any, run_id: Any) -> Agent | NullAgent:
     global _current
     if _watched_parent:
         return _give_up("this process was forked from a watched one; attach in the process that trains")
+    if settings is not None and not isinstance(settings, Settings):
+        say(f"attach(settings={shown(settings)}): it is left out; give a grpo_sentinel.agent.Settings")
+        settings = None
+    if run_id is not None and not isinstance(run_id, str):
+        say(f"attach(run_id={shown(run_id)}): it is left out; give a string, the same on every rank")
+        run_id = None
     settings = settings or settings_from_environment(run_id=run_id)
     if not settings.enabled:
         return _give_up("it is disabled (GRPO_SENTINEL=0 or enabled: false); remove that to watch this run")
@@ -198,15 +205,40 @@ def _feed(
     replicated: bool | None,
     config: dict[str, Any],
 ) -> None:
-    if trainer is not None:
-        target = next((where for method, where in _TRAINERS.items() if hasattr(trainer, method)), None)
-        if target is None:
-            raise SentinelError(
-                f"attach: {type(trainer).__name__} is no transformers or TRL trainer; pass model= and optimizer="
-            )
+    target = next((where for method, where in _TRAINERS.items() if hasattr(trainer, method)), None)
+    if trainer is not None and target is not None:
         _load(target)(agent, trainer, config)
-    else:
-        _load(_LOOP)(agent, model, optimizer, scheduler, replicated, config)
+        return
+    if trainer is not None:
+        agent.guard.refuse(
+            "attach(trainer",
+            f"attach({shown(trainer)}): no trainer that it knows (transformers, TRL) and no DeepSpeed engine; "
+            "give one, or attach(model=..., optimizer=...)",
+        )
+    _load(_LOOP)(agent, model, optimizer, scheduler, replicated, config)
+    if agent.core.rank == 0 and (missing := _missing(*agent.observer.watched())):
+        where = getattr(agent.writer, "path", None)
+        say(f"{missing}" if where is None else f"{missing} (ring: {where.parent})")
+
+
+def _missing(parameters: Sequence[Any], optimizer: Any) -> str:
+    """Say what of a loop is not watched, and what follows from that; "" where all of it is."""
+    if not parameters and optimizer is None:
+        return (
+            "attached with no model and no optimizer: only what the loop gives to observe_...() is looked at, and no "
+            "update can be stopped; give attach(model=..., optimizer=...)"
+        )
+    if optimizer is None:
+        return (
+            f"attached to a model of {len(parameters)} parameter tensors; no optimizer was given: the gate cannot stop "
+            "an update unless the loop calls observe_gradients() before it, and no update is judged; give optimizer=..."
+        )
+    if not parameters:
+        return (
+            f"attached to {type(optimizer).__name__}; no model was given: the gate cannot see a gradient unless the "
+            "loop gives observe_gradients(norm), and none is judged; give model=..."
+        )
+    return ""
 
 
 def _load(place: str) -> Any:

@@ -16,6 +16,10 @@ Result = TypeVar("Result")
 Report = Callable[[str, str, str], None]  # probe, one-line reason, short traceback
 
 
+class Unusable(ValueError):
+    """What the loop handed over cannot be used: its text says value, place and remedy. Switches nothing off."""
+
+
 def say(text: str) -> None:
     """Write one line for the user to stderr; never raises (stderr may be closed)."""
     try:
@@ -74,6 +78,12 @@ class Guard:
             if self._depth == 0:
                 self.seconds += self._clock() - started
 
+    def refuse(self, place: str, text: str) -> None:
+        """Count an argument that cannot be used, and say so once per `place`. Raises `Unusable` only if strict."""
+        if self.strict:
+            raise Unusable(text)
+        self._fail(place, Unusable(text), False)
+
     def charge(self, seconds: float) -> None:
         """Add self time that was spent outside of `run`."""
         self.seconds += seconds
@@ -84,14 +94,20 @@ class Guard:
 
     def _fail(self, probe: str, error: Exception, switch_off: bool) -> None:
         self.errors += 1
-        if probe in self._reported:
+        unusable = isinstance(error, Unusable)
+        switch_off = switch_off and not unusable
+        once = f"{probe} (argument)" if unusable else probe
+        if once in self._reported:
             return
-        self._reported.add(probe)
+        self._reported.add(once)
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         if switch_off:
             self.off[probe] = reason
-        what = "and is off on this rank" if switch_off else "on this rank"
-        say(f"the {probe} probe failed {what}; training goes on ({reason})")
+        if unusable:
+            say(f"{error} (training goes on)")
+        else:
+            what = "and is off on this rank" if switch_off else "on this rank"
+            say(f"the {probe} probe failed {what}; training goes on ({reason})")
         if self._report is not None:
             try:
                 self._report(probe, reason, short_traceback(error))

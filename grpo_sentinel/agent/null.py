@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_sentinel.records import Phase
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -36,40 +34,80 @@ class NullAgent:
     def __init__(self, reason: str = "") -> None:
         self.reason = reason
 
-    def observe_data(self, batch: Any = None, **tensors: Any) -> None:
+    def __repr__(self) -> str:
+        """Say that nothing is watched, and why."""
+        return f"<grpo_sentinel agent: nothing is watched ({self.reason or 'no reason given'})>"
+
+    def watch(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
-    def observe_rewards(self, rewards: Any = None, **kwargs: Any) -> None:
+    def configure(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
-    def observe_policy(self, **kwargs: Any) -> None:
+    def on_close(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
-    def observe_gradients(self, norm: Any = None, **kwargs: Any) -> None:
+    def begin_step(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
-    def look_at_gradients(self, **kwargs: Any) -> None:
+    def observe_data(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
-    def observe_optimizer(self, **kwargs: Any) -> None:
+    def observe_rewards(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def observe_policy(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def observe_gradients(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def look_at_gradients(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def take_norm(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def observe_optimizer(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
     @contextmanager
-    def phase(self, phase: Phase | str) -> Iterator[None]:
+    def phase(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         """Run the block and nothing else."""
         yield
 
-    def event(self, kind: str, body: Any = None, *, step: int | None = None) -> None:
+    def enter(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
-    def end_step(self, step: int | None = None) -> Verdict:
+    def leave(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def event(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def exception(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def vote(self, *args: Any, **kwargs: Any) -> Any:
+        """Give the outcome of a vote that was not held: nothing is skipped."""
+        from grpo_sentinel.agent.core import Outcome  # needs torch, which a loop that votes has
+
+        return Outcome(voted=False)
+
+    def end_step(self, *args: Any, **kwargs: Any) -> Verdict:
         """Return a verdict that asks for nothing."""
         return NOTHING
 
-    def checkpoint_saved(self, path: Any) -> None:
+    def checkpoint_saved(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
-    def close(self, detail: str = "finished") -> None:
+    def checkpoint_failed(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def disown(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
     def __enter__(self) -> NullAgent:

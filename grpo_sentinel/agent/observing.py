@@ -6,6 +6,7 @@ step later, so that nothing waits for the copy.
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 import weakref
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from grpo_sentinel.agent.guard import Guard
+from grpo_sentinel.agent.guard import Guard, Unusable
 from grpo_sentinel.agent.naming import Naming
 from grpo_sentinel.agent.optimizers import innermost
 from grpo_sentinel.agent.probes import data as data_probe
@@ -46,6 +47,10 @@ _DATA_NAMES = {
     "attention_mask": "attention_mask_BT",
     "advantages": "advantages_B",
 }
+DATA_NAMES = _DATA_NAMES.keys()
+POLICY_NAMES = inspect.signature(policy_probe.observe).parameters.keys()
+POLICY_TENSORS = frozenset(name for name in POLICY_NAMES if "_B" in name or name == "advantages")
+REWARD_NAMES = frozenset({"func_names", "extra", "identify", "weights", "group_size", "completion_lengths_B"})
 _POLICY_PROFILE = ("completion_ids_BT",)  # repetition: two sorts per row, and no bound rests on it
 _DATA_CONTEXT = ("vocab_size", "pad_id", "eos_id", "unk_id", "max_prompt_length", "max_completion_length", "group_size")
 _LOOK_AGAIN = 16  # steps between looks for parameters that have come or gone
@@ -181,14 +186,19 @@ class Observer:
         """Read one generation batch's raw rewards. Synchronises once."""
         names, extra = details.pop("func_names", None), details.pop("extra", {})
         identify = details.pop("identify", None)
-        if isinstance(rewards, Mapping):
-            names, rewards = list(rewards), _columns(list(rewards.values()))
-        scores = torch.as_tensor(rewards)
-        scores = scores.unsqueeze(1) if scores.dim() == 1 else scores
-        names = names or [f"reward{index}" for index in range(scores.shape[1])]
         details.setdefault("group_size", self._context.get("group_size"))
         readback = Readback()
-        readback.add(reward_probe.observe(scores, names, history=self._reward_history, **details))
+        try:
+            if isinstance(rewards, Mapping):
+                names, rewards = [str(name) for name in rewards], _columns(list(rewards.values()))
+            scores = torch.as_tensor(rewards)
+            scores = scores.unsqueeze(1) if scores.dim() == 1 else scores
+            names = names or [f"reward{index}" for index in range(scores.shape[1])]
+            readback.add(reward_probe.observe(scores, names, history=self._reward_history, **details))
+        except (TypeError, ValueError, IndexError) as error:
+            raise Unusable(
+                f"observe_rewards: no scores ({error}); give a tensor (B x F) or a dict of B scores"
+            ) from error
         harvest = readback.harvest()
         for body in blamed(harvest.samples, 0, None, identify):
             self.tell("sample", body)
@@ -202,7 +212,11 @@ class Observer:
         """Read one micro-batch's log-probs and loss; harvested with the step."""
         if not self.full:
             tensors = {name: tensor for name, tensor in tensors.items() if name not in _POLICY_PROFILE}
-        self._step.add(policy_probe.observe(**{**self._known(_POLICY_CONTEXT), **tensors}))
+        try:
+            pack = policy_probe.observe(**{**self._known(_POLICY_CONTEXT), **tensors})
+        except (TypeError, ValueError) as error:
+            raise Unusable(f"observe_policy: {error}; this micro-batch is not judged") from error
+        self._step.add(pack)
 
     def gradients(self, clip_limit: float | None) -> None:
         """Read every gradient as it is now; harvested with the step."""

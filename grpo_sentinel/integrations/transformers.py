@@ -17,7 +17,9 @@ import torch
 from transformers import TrainerCallback
 
 from grpo_sentinel.agent.agent import Agent
+from grpo_sentinel.agent.arguments import fails_open
 from grpo_sentinel.agent.entry import begin
+from grpo_sentinel.agent.guard import Guard
 from grpo_sentinel.agent.null import NullAgent, Verdict
 from grpo_sentinel.integrations.patches import Patches
 from grpo_sentinel.integrations.versions import versions
@@ -37,7 +39,14 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
         self._watch_engine = watch_engine  # takes over from `watch` when the trainer runs on an engine of its own
         self._alone = agent is None
         self._verdict = Verdict()
+        self._own_guard = Guard()  # until there is an agent, and where there is none
 
+    @property
+    def guard(self) -> Guard:
+        """What failures go into."""
+        return self.agent.guard if isinstance(self.agent, Agent) else self._own_guard
+
+    @fails_open()
     def on_train_begin(
         self,
         args: Any,
@@ -61,12 +70,14 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
         if self._alone:
             self.agent.configure(**configuration(args, model))
 
+    @fails_open()
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Name the step."""
         if isinstance(self.agent, Agent):
             self.agent.leave(Phase.DATA)
-            self.agent.begin_step(state.global_step + 1)
+            self.agent.begin_step(_at(state, after=1))
 
+    @fails_open()
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Vote here: every rank comes here once per step, also when a scaler then skips the optimizer."""
         agent = self.agent
@@ -76,17 +87,19 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
                 agent.look_at_gradients()
             agent.vote()
 
+    @fails_open()
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> Any:
         """Close the step and set the Trainer's flags, on all ranks at the same step."""
         if not isinstance(self.agent, Agent):
             return control
-        self._verdict = self.agent.end_step(state.global_step)
+        self._verdict = self.agent.end_step(_at(state))
         if self._verdict.checkpoint:
             control.should_save = True
         if self._verdict.halt:
             control.should_training_stop = True
         return control
 
+    @fails_open()
     def on_save(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Acknowledge the checkpoint that this rank has just finished writing."""
         if isinstance(self.agent, Agent):
@@ -94,6 +107,7 @@ class SentinelCallback(TrainerCallback):  # type: ignore[misc]
                 os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
             )
 
+    @fails_open()
     def on_train_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Close the segment: finished, or halted."""
         if isinstance(self.agent, Agent):
@@ -194,7 +208,7 @@ class TrainerFeed:
             if self._engine is not None:
                 return method(parameters, max_norm, *args, **kwargs)  # the engine has made its step by now
             if not self.agent.core.scaled:
-                self.agent.look_at_gradients(clip_limit=float(max_norm))
+                self.agent.look_at_gradients(clip_limit=max_norm)
             norm = method(parameters, max_norm, *args, **kwargs)
             self.agent.take_norm(norm)
             return norm
@@ -253,6 +267,12 @@ class TrainerFeed:
 def follow(agent: Agent, trainer: Any, config: dict[str, Any]) -> None:
     """Watch a transformers Trainer that is about to train."""
     TrainerFeed(agent, trainer).install(config)
+
+
+def _at(state: Any, after: int = 0) -> Any:
+    """Give the Trainer's step; a state that has none is handed on, to be refused with words."""
+    step = getattr(state, "global_step", state)
+    return step + after if isinstance(step, int) else step
 
 
 def configuration(args: Any, model: Any) -> dict[str, Any]:
