@@ -254,7 +254,7 @@ class CriticalRoute(NoteRoute):
 
 
 class NotifyConfig(_Section):
-    """Messages to Slack, Discord, mail, PagerDuty and others through apprise (`pip install grpo-sentinel[notify]`)."""
+    """Messages to Slack, Discord, mail, PagerDuty and others through apprise (`pip install '.[notify]'`)."""
 
     enabled: bool = Field(False, description="send messages about findings")
     group_wait_seconds: float = Field(1.0, ge=0, description="wait for consequences before a new group is sent")

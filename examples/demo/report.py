@@ -192,6 +192,6 @@ def compare(screen: Screen, name: str, plain: launching.Run, run: launching.Run)
 def attach_lines(screen: Screen) -> None:
     """Print how to attach it to one's own trainer."""
     screen.title("Attach it to your own trainer")
-    screen.line("  pip install 'grpo-sentinel[trl]'")
+    screen.line("  pip install '.[trl]'    # in this checkout, into the trainer's environment")
     screen.line("  grpo-sentinel launch -- torchrun --nproc_per_node 8 your_train.py    # no line of code, or in code:")
     screen.line("  import grpo_sentinel; grpo_sentinel.attach(trainer)                  # before trainer.train()")

@@ -95,7 +95,7 @@ def attachment(config: Config) -> list[Finding]:
     for directory in map(Path, sys.path):
         if (directory / "grpo_sentinel.pth").is_file() and directory.name in ("site-packages", "dist-packages"):
             return [Finding("zero-code attach", State.GOOD, f"{directory / 'grpo_sentinel.pth'} is active")]
-    remedy = "install the wheel (pip install grpo-sentinel), or call grpo_sentinel.attach(trainer) in the script"
+    remedy = "install the package (in a checkout: pip install .), or call grpo_sentinel.attach(trainer) in the script"
     return [Finding("zero-code attach", State.BAD, "grpo_sentinel.pth is in no site-packages of this Python", remedy)]
 
 
@@ -191,7 +191,7 @@ def stacks(config: Config) -> list[Finding]:
     program = find_py_spy()
     scope = _yama()
     if program is None:
-        remedy = "pip install 'grpo-sentinel[stacks]'; until then ranks write their stacks by faulthandler"
+        remedy = "pip install py-spy, or '.[stacks]' in a checkout; until then ranks write their stacks by faulthandler"
         return [Finding("stacks", State.NOTE, "py-spy is not installed", remedy)]
     if scope >= 1 and os.geteuid() != 0:
         remedy = "sysctl kernel.yama.ptrace_scope=0, or give the sidecar CAP_SYS_PTRACE; else faulthandler is used"

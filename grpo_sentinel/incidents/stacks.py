@@ -69,7 +69,7 @@ def _stack_of(identity: RankIdentity, directory: Path, py_spy: str | None, send:
             return text
         notes.append(f"py-spy: {why}")
     else:
-        notes.append("py-spy is not installed (pip install 'grpo-sentinel[stacks]')")
+        notes.append("py-spy is not installed (pip install py-spy)")
     text, why = _by_signal(identity, directory, send)
     return text or "not available: " + "; ".join([*notes, why]) + "\n"
 

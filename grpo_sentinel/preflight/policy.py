@@ -46,7 +46,9 @@ def require_torch(module: str, what: str) -> Any:
         import_module("torch")
         import_module("transformers")
     except ImportError as error:
-        raise SentinelError(f"{what} runs a model: it needs torch and transformers, 'grpo-sentinel[trl]'") from error
+        raise SentinelError(
+            f"{what} runs a model: it needs torch and transformers: pip install torch transformers"
+        ) from error
     return import_module(module)
 
 

@@ -88,7 +88,7 @@ def load_model(directory: Path) -> ModelScorer:
         import_module("torch")
     except ImportError as error:
         raise SentinelError(
-            f"{directory} is a model: checking it needs torch and transformers, install 'grpo-sentinel[trl]'"
+            f"{directory} is a model: checking it needs torch and transformers, pip install torch transformers"
         ) from error
     try:
         with contextlib.redirect_stdout(sys.stderr), quiet_loading(transformers):

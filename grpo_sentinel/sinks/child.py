@@ -157,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
         tracker = _load(arguments[0])(settings, report)
     except ImportError as error:
         name = arguments[0]
-        report({"problem": f"{name} cannot be loaded ({plain_text(error)}): pip install 'grpo-sentinel[{name}]'"})
+        report({"problem": f"{name} cannot be loaded ({plain_text(error)}): in a checkout, pip install '.[{name}]'"})
         return 3
     report({"ready": True})
     serve(lines, tracker, report, exit_seconds)

@@ -58,7 +58,7 @@ def apprise_sender(name: str, url: str, config: NotifyConfig) -> Send:
     try:
         import apprise
     except ImportError as error:
-        raise ConfigError("sinks.notify needs apprise: pip install 'grpo-sentinel[notify]'") from error
+        raise ConfigError("sinks.notify needs apprise: pip install apprise") from error
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its warnings quote parts of URLs
     bounded = f"{url}{'&' if '?' in url else '?'}cto={config.timeout_seconds:g}&rto={config.timeout_seconds:g}"
     service: Any = apprise.Apprise.instantiate(bounded)

@@ -193,7 +193,7 @@ def test_a_client_that_is_not_installed_is_named_with_the_remedy_and_lines_wait(
     sink = make("cannot be loaded", exit_seconds=1)
     sink.write(batch(record(1)))
     until(sink, lambda: sink.health()["deaths_total"] >= 4, "it was tried again")
-    assert sink.problem().endswith("pip install 'grpo-sentinel[fake]'")
+    assert sink.problem().endswith("pip install '.[fake]'")
     assert lost(sink) == dict.fromkeys(LOST, 0)
 
 

@@ -122,7 +122,7 @@ def feed(sink, lines):
 @pytest.mark.slow
 def test_mlflow_gets_every_file_of_a_bundle_again_when_the_server_comes_back(tmp_path, quick, monkeypatch):
     if importlib.util.find_spec("mlflow") is None:
-        pytest.skip("needs the client: pip install 'grpo-sentinel[mlflow]'")
+        pytest.skip("needs the client: pip install '.[mlflow]'")
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     server = Mlflow()
     sink = mlflow_sink.make(context(tmp_path, mlflow={"tracking_uri": server.url, "timeout_seconds": 2, "retries": 0,

@@ -28,7 +28,7 @@ from grpo_sentinel.sinks import SinkContext
 from grpo_sentinel.sinks.mlflow_sink import environment, make
 
 client = pytest.mark.skipif(
-    importlib.util.find_spec("mlflow") is None, reason="needs the client: pip install 'grpo-sentinel[mlflow]'"
+    importlib.util.find_spec("mlflow") is None, reason="needs the client: pip install '.[mlflow]'"
 )
 
 

@@ -17,7 +17,7 @@ from grpo_sentinel.sinks import SinkContext
 from grpo_sentinel.sinks.otlp_sink import make
 from grpo_sentinel.views import HaltStatus
 
-pytest.importorskip("opentelemetry.proto", reason="needs the messages: pip install 'grpo-sentinel[otlp]'")
+pytest.importorskip("opentelemetry.proto", reason="needs the messages: pip install '.[otlp]'")
 from otlp_receiver import plain, receiving
 
 

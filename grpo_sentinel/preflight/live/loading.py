@@ -81,7 +81,9 @@ def _from_directory(path: Path, attention: str) -> Loaded:
     try:
         import transformers
     except ImportError as error:
-        raise SentinelError(f"{path} is a model: this needs torch and transformers, 'grpo-sentinel[trl]'") from error
+        raise SentinelError(
+            f"{path} is a model: this needs torch and transformers: pip install torch transformers"
+        ) from error
     extra = {"attn_implementation": attention} if attention else {}
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise SentinelError(f"{path} holds an adapter alone; give MODULE:FUNCTION that puts it on its base model")
