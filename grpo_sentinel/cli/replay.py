@@ -66,6 +66,10 @@ def replay(
         print_json({"schema": SCHEMA, "rules": len(rules), "runs": [_body(outcome) for outcome in outcomes]})
     else:
         _print(outcomes, with_walk)
+    for source in found:
+        if source.others:
+            what = "1 other run is" if source.others == 1 else f"{source.others} other runs are"
+            click.echo(f"{what} in this history ({source.name} is the newest): --run-id NAME or all", err=True)
     if not any(outcome.frames for outcome in outcomes):
         names = ", ".join(source.name for source in found)
         raise SourceError(f"no step in {names}: nothing was judged")

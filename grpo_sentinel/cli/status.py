@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from grpo_sentinel.cli.runs import NoRun, find_run, read_ranks, settings
+from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, settings
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import is_claimed
+from grpo_sentinel.daemon.past import last_sign_ns
 from grpo_sentinel.daemon.places import state_dir
 from grpo_sentinel.errors import HistoryError
 from grpo_sentinel.halting import progress
@@ -53,7 +54,7 @@ def status(
             extra = {} if walked is None else {"walk": as_json_walk(walked)}
             print_json({**vars_of(snapshot), "daemon": source == WITH_DAEMON, **extra})
         else:
-            print_snapshot(snapshot, source)
+            print_snapshot(snapshot, source + ended_ago(snapshot))
             for line in as_lines(walked) if walked is not None else ():
                 click.echo(line)
         return 0
@@ -63,6 +64,15 @@ def status(
 WITH_DAEMON = "a daemon watches it"
 WITHOUT_DAEMON = "no daemon watches it: ranks read from the rings, findings from the history"
 ONLY_HISTORY = "from the history alone: its rings are gone"
+
+
+def ended_ago(snapshot: Snapshot) -> str:
+    """Say how long ago the last sign of life of a run was that has ended; "" for one that may be alive."""
+    from grpo_sentinel.cli.rendering import ago
+
+    if not snapshot.ranks or is_alive(snapshot.ranks):
+        return ""
+    return f"; ended {ago(time.time_ns() - last_sign_ns(snapshot.ranks))} ago"
 
 
 def vars_of(snapshot: Snapshot) -> dict[str, object]:
@@ -143,5 +153,5 @@ def _watch(config: Config, run_id: str | None, as_json: bool) -> int:
             print_json({**vars_of(snapshot), "daemon": source == WITH_DAEMON})
         else:
             console.clear()
-            print_snapshot(snapshot, source, console)
+            print_snapshot(snapshot, source + ended_ago(snapshot), console)
         time.sleep(1.0)

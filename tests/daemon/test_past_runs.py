@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
 
-from run_support import Started, directory_of, step, until
+from run_support import Started, cli, directory_of, step, until
 
 from grpo_sentinel.daemon.claim import read_note
 from grpo_sentinel.errors import SentinelError
@@ -77,6 +78,7 @@ def stored(tmp_path: Path, run: str = RUN) -> list[int]:
 
 def test_a_run_that_died_unwatched_long_ago_is_recorded_and_not_judged(started: Started, tmp_path: Path) -> None:
     dead(started, tmp_path)
+    assert re.search(r"; ended \d+\.\d s ago\)", cli("status").stdout)
     process = sidecar(started, tmp_path, "log", late_s=95 * 60)
     until(lambda: stored(tmp_path) == [1, 2, 3, 4, 5, 6], what="its records are kept")
     end(process)

@@ -12,9 +12,12 @@ import pytest
 
 from grpo_sentinel.cli import main
 from grpo_sentinel.cli.replaying import play, sources_of
+from grpo_sentinel.config import HistoryConfig
+from grpo_sentinel.history import HistoryStore
 from grpo_sentinel.history.sources import Progress, SourceError, open_path
-from grpo_sentinel.records import Frame, Mode
+from grpo_sentinel.records import Frame, Kind, Mode, StepRecord
 from grpo_sentinel.rules import load_rules
+from grpo_sentinel.views import SinkBatch
 
 RULES = load_rules()
 
@@ -141,7 +144,10 @@ def test_a_rounded_learning_rate_and_a_nan_of_kl_are_no_findings(tmp_path: Path,
 
 def test_a_reward_that_is_none_in_a_log_is_found(tmp_path: Path, capsys) -> None:
     path = tmp_path / "run.log"
-    lines = [f"{{'loss': 0.0, 'grad_norm': 0.{4 + n % 3}, 'reward': 0.5, 'rewards/acc/mean': 0.{5 + n % 3}}}" for n in range(9)]
+    lines = [
+        f"{{'loss': 0.0, 'grad_norm': 0.{4 + n % 3}, 'reward': 0.5, 'rewards/acc/mean': 0.{5 + n % 3}}}"
+        for n in range(9)
+    ]
     lines[5] = "{'loss': 0.0, 'grad_norm': 0.4, 'reward': nan, 'rewards/acc/mean': None}"
     path.write_text("\n".join(lines))
     code, body = replayed(capsys, str(path))
@@ -196,7 +202,9 @@ def test_replay_needs_no_more_memory_for_a_longer_run(tmp_path: Path) -> None:
         path = tmp_path / f"{steps}.jsonl"
         with path.open("w") as file:
             for step in range(1, steps + 1):
-                file.write(json.dumps({"step": step, "grad_norm": 0.5 + step % 7 / 100, "reward": step % 11 / 10}) + "\n")
+                file.write(
+                    json.dumps({"step": step, "grad_norm": 0.5 + step % 7 / 100, "reward": step % 11 / 10}) + "\n"
+                )
         (source,) = open_path(path)
         tracemalloc.start()
         play(source, RULES)
@@ -232,3 +240,26 @@ def test_the_walk_backwards_says_what_a_log_cannot_show(tmp_path: Path, capsys) 
     layers = {layer["layer"]: layer for layer in body["runs"][0]["walk"]["layers"]}
     assert layers["gradient"]["state"] == "wrong"
     assert layers["time"]["not_seen"]["rank_dead"] == "no heartbeat so far"
+
+
+def test_a_history_of_several_runs_says_that_there_are_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = past_runs.history(tmp_path, broken=False)
+    main(["replay", str(path)])
+    assert "other run" not in capsys.readouterr().err
+    store = HistoryStore(path, HistoryConfig(retention_days=36500))
+    for name in ("demo-2", "demo-3"):
+        record = StepRecord(
+            run_id=name, rank=0, sequence=1, step=1, kind=Kind.STEP, mode=Mode.TRAIN, micro_batch=0, generation=0,
+            monotonic_ns=1, wall_ns=past_runs.START_NS, values={"reward.mean": 0.5},
+        )  # fmt: skip
+        store.write(SinkBatch(run_id=name, node="n", wall_ns=past_runs.START_NS, records=(record,)))
+    store.close()
+    main(["replay", str(tmp_path)])
+    told = capsys.readouterr()
+    assert "2 other runs are in this history" in told.err
+    assert told.err.count("--run-id NAME or all") == 1
+    for chosen in ("all", "demo-2"):
+        main(["replay", str(tmp_path), "--run-id", chosen])
+        assert "other run" not in capsys.readouterr().err

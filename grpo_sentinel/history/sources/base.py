@@ -48,6 +48,7 @@ class Source:
     run_id: str
     items: Callable[[Progress], Iterator[Item]]
     context: Mapping[str, Any] = field(default_factory=dict)
+    others: int = 0  # runs of the same history that were not chosen, when none was named
 
 
 @contextmanager

@@ -31,13 +31,19 @@ def open_history(path: Path, run_id: str | None = None) -> list[Source]:
     if not chosen:
         known = ", ".join(run.run_id for run in runs[:5])
         raise SourceError(f"the history {path} holds no run {run_id}; the newest are {known}")
-    return [_source(path, run, len(runs)) for run in chosen]
+    others = len(runs) - 1 if run_id is None else 0
+    return [_source(path, run, len(runs), others) for run in chosen]
 
 
-def _source(path: Path, run: RunInfo, of: int) -> Source:
+def _source(path: Path, run: RunInfo, of: int, others: int) -> Source:
     name = str(path) if of == 1 else f"{path} ({run.run_id})"
     return Source(
-        kind="history", name=name, run_id=run.run_id, context=run.context, items=lambda seen: _items(path, run, seen)
+        kind="history",
+        name=name,
+        run_id=run.run_id,
+        context=run.context,
+        items=lambda seen: _items(path, run, seen),
+        others=others,
     )
 
 
