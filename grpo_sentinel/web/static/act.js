@@ -45,7 +45,8 @@ export function haltText(halt) {
   if (halt.state === "none") return "";
   const asked = `${halt.action.replaceAll("_", "-")}, asked by ${halt.requested_by || "user"}${halt.reason ? ` (${halt.reason})` : ""}`;
   return `Request ${halt.request_id}: ${asked}: ${STEPS[halt.state] || halt.state}${halt.step ? ` at step ${halt.step}` : ""}${halt.detail ? `: ${halt.detail}` : ""}.` +
-    (halt.dry_run ? " Dry run: nothing was really asked." : "") + (halt.pinned_checkpoint ? ` Kept from rotation: ${halt.pinned_checkpoint}.` : "");
+    (halt.dry_run ? " Dry run: nothing was really asked." : "") + (halt.pinned_checkpoint ? ` Kept from rotation: ${halt.pinned_checkpoint}.` : "") +
+    (halt.gave_way ? ` ${halt.gave_way}.` : "");
 }
 
 export function drawAct(news) {
