@@ -216,6 +216,8 @@ def _feed(
             "give one, or attach(model=..., optimizer=...)",
         )
     _load(_LOOP)(agent, model, optimizer, scheduler, replicated, config)
+    if trainer is not None and model is None and optimizer is None:
+        return  # said already
     if agent.core.rank == 0 and (missing := _missing(*agent.observer.watched())):
         where = getattr(agent.writer, "path", None)
         say(f"{missing}" if where is None else f"{missing} (ring: {where.parent})")
