@@ -1,7 +1,7 @@
 """Turns findings into incidents and has their bundles written: at once, as they develop, and when the run has ended.
 
     a grave finding ─▶ incident opens ─▶ bundle written at once (evidence before the crash)
-    more findings of its chain, a request, a death ─▶ written anew, at most every 2 s
+    more findings of its chain, a request, a death ─▶ written anew, at most every 2 s and for 2 % of a core
     all resolved for a minute, or the run has ended ─▶ written for the last time, closed
 
 A storm is one incident: findings join by their root, and what flaps joins the one that it began. The loop only compares
@@ -14,6 +14,7 @@ import hashlib
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,7 +42,8 @@ Submit = Callable[[str, Callable[[], None]], bool]
 TakeStacks = Callable[[Path, Sequence[RankIdentity], str], None]
 """Has the stacks of some ranks of a run's directory written where the gatherer finds them. Never blocks."""
 
-REWRITE_NS = 2_000_000_000  # between two writings of one bundle
+REWRITE_NS = 2_000_000_000  # between two writings of one bundle ...
+_REWRITE_SHARE = 50  # ... and so many times what the last one took: a storm changes an incident all the time
 REFRESH_NS = 60_000_000_000  # an open one is written anew so often while steps go on
 QUIET_NS = 60_000_000_000  # all findings resolved for so long: closed
 OVER_NS = 2_000_000_000  # all ranks gone for so long: closed
@@ -61,6 +63,7 @@ class _Incident:
     changed_ns: int = 0
     written_ns: int | None = None
     written_step: int = 0
+    took_ns: int = 0  # CPU time of the newest writing
     writing: bool = False
 
 
@@ -310,7 +313,8 @@ class IncidentRecorder:
             return
         since = None if incident.written_ns is None else now - incident.written_ns
         moved = newest_step(run.snapshot) > incident.written_step
-        due = since is None or (incident.dirty and since >= REWRITE_NS) or (moved and since >= REFRESH_NS)
+        pause_ns = max(REWRITE_NS, _REWRITE_SHARE * incident.took_ns)
+        due = since is None or (incident.dirty and since >= pause_ns) or (moved and since >= REFRESH_NS)
         if due and not incident.writing:
             self._write(run, incident)
 
@@ -346,6 +350,7 @@ class IncidentRecorder:
     def _job(self, incident: _Incident, known: Known, active: set[str], first: bool) -> None:
         """Runs elsewhere: read, write, pack, keep the budget. Whatever goes wrong is counted and said."""
         target = self.root / known.about.name
+        begun_ns = time.thread_time_ns()
         try:
             source = self._gatherer.source(known)
             write_bundle(source, target, self._config.samples, attach_bytes=self._config.max_bytes // 4)
@@ -364,6 +369,7 @@ class IncidentRecorder:
                 log.warning("incident written to %s", target)
             self.trouble = ""
         finally:
+            incident.took_ns = time.thread_time_ns() - begun_ns
             incident.writing = False
 
     def _failed(self, why: str) -> None:
