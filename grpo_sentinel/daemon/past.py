@@ -44,8 +44,9 @@ def past(directory: Path, clock: Clock, history: Path) -> Past | None:
     age_ns = clock.wall_ns() - last_sign_ns(ranks)
     if age_ns < FRESH_NS and not _end_is_known(stored, ranks):
         return None
+    ago = f"{age_ns / 1e9:.0f} s" if age_ns < 120e9 else f"{age_ns / 60e9:.0f} min"
     note = (
-        f"run {directory.name} ended {age_ns / 60e9:.0f} min ago, before this sidecar looked: shown as past and not "
+        f"run {directory.name} ended {ago} ago, before this sidecar looked: shown as past and not "
         f"judged; `grpo-sentinel run --once --run-id {directory.name}` judges it"
     )
     return Past(note=note, findings=stored.findings, halt=stored.halt)
