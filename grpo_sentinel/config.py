@@ -425,10 +425,14 @@ def explain(error: ErrorDetails, source: Path, node: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
     line = line_of(node, error["loc"])
     place = f"{source}" + (f" line {line}" if line else "")
-    value = "a secret" if any(word in key.lower() for word in _SECRET) else repr(error["input"])
+    near = difflib.get_close_matches(str(error["loc"][-1]), _siblings(error["loc"]), n=1)
+    value = repr(error["input"])
+    if any(word in name.lower() for word in _SECRET for name in (key, *near)):
+        value = "a value that may be secret"
+    elif isinstance(error["input"], (dict, list)) and error["input"]:
+        value = "a mapping" if isinstance(error["input"], dict) else "a list"  # of which any part may be secret
     value = value if len(value) <= 80 else f"{value[:77]}..."
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), _siblings(error["loc"]), n=1)
         remedy = f"did you mean {near[0]}?" if near else "remove it or see config.example.yaml for the known ones"
         return f"{place}: unknown setting {key}, got {value}; {remedy}"
     return f"{place}: {key}: {error['msg'][0].lower()}{error['msg'][1:]}, got {value}"

@@ -22,8 +22,11 @@ _Least = dict[tuple[str, str], object]
 _LEAST: _Least = {
     ("agent", "enabled"): False, ("agent", "gate"): "off", ("agent", "capture"): "off",
     ("incidents", "enabled"): False, ("incidents", "samples"): "off", ("http", "enabled"): False,
+    ("halting", "pin_checkpoints"): False,
 }  # fmt: skip
 _DECIDE_HALTS = ("halting", "rules")  # what a rule asks for, and whether it may
+_LEAVE_THE_NODE = {("sinks", "wandb"), ("sinks", "mlflow")}  # with a mistake in it such a sink stays off as a whole
+_FORCED = {("halting", "dry_run"), ("http", "host")}  # whatever the file says of them elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,15 @@ def salvage(path: str | Path | None) -> Salvage:
         except ValidationError as error:
             errors = error.errors()
         mistakes += [explain(one, source, node) for one in errors]
-        places = [_drop(data, one["loc"]) for one in reversed(errors)]  # backwards: items of a list keep their places
+        places = [_drop(data, _whole(one["loc"])) for one in reversed(errors)]  # backwards: lists keep their places
         if not any(places):  # nothing that could be taken out: the file as a whole is of no use
             return _held_back(Config(), mistakes, {("halting", "dry_run"): True})
         for place in filter(None, reversed(places)):
             least.update(_least(place))
+
+
+def _whole(location: _Path) -> _Path:
+    return location[:2] if location[:2] in _LEAVE_THE_NODE else location
 
 
 def _drop(tree: Any, location: _Path) -> _Path:
@@ -88,6 +95,10 @@ def _least(place: _Path) -> _Least:
     out: _Least = {}
     if section in _DECIDE_HALTS or section not in Config.model_fields or _like(name, ["dry_run"]):
         out["halting", "dry_run"] = True
+    if (section, name) in _LEAVE_THE_NODE:
+        out[section, name] = getattr(Config().sinks, name)
+    if section == "http":
+        out["http", "host"] = Config().http.host  # the mistake may have been what guards an open address
     part = getattr(Config(), section, None)
     for key in [key for owner, key in _LEAST if owner == section]:
         known = name in type(part).model_fields if isinstance(part, BaseModel) else False
@@ -104,9 +115,11 @@ def _held_back(config: Config, mistakes: list[str], least: _Least) -> Salvage:
     told = []
     for (section, key), value in least.items():
         part = getattr(config, section)
-        if key == "dry_run" or key not in part.model_fields_set:  # else it is said well elsewhere in the section
+        if (section, key) == ("http", "host") and part.host == value:
+            continue  # nothing to hold back
+        if (section, key) in _FORCED or key not in part.model_fields_set:  # else it is said well in the same section
             config = config.model_copy(update={section: part.model_copy(update={key: value})})
-            told.append(f"{section}.{key}: {str(value).lower()}")
+            told.append(f"{section}.{key}: {'off' if isinstance(value, BaseModel) else str(value).lower()}")
     return Salvage(config, tuple(" ".join(one.split()) for one in mistakes), tuple(told))
 
 

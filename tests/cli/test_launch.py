@@ -190,7 +190,10 @@ def test_every_mistake_of_a_config_is_named_and_every_valid_setting_holds(tmp_pa
     ("text", "held"),
     [
         ("halting:\n  dry_rum: true\n", ("halting.dry_run: true",)),
-        ("halting: on\n", ("halting.dry_run: true",)),
+        ("halting: on\n", ("halting.dry_run: true", "halting.pin_checkpoints: false")),
+        ("halting:\n  pin_checkpoint: false\n", ("halting.dry_run: true", "halting.pin_checkpoints: false")),
+        ("http:\n  host: 0.0.0.0\n  read_tokn: s3cret\n", ("http.host: 127.0.0.1",)),
+        ("sinks:\n  wandb:\n    enabled: true\n    mode: ofline\n", ("sinks.wandb: off",)),
         ("halt:\n  dry_run: true\n", ("halting.dry_run: true",)),
         ("agent:\n  dry_run: true\n", ("halting.dry_run: true",)),
         ("- 1\n", ("halting.dry_run: true",)),
@@ -209,7 +212,10 @@ def test_a_mistake_holds_back_what_it_may_have_meant_and_no_more(
     found = salvage(path)
     assert bool(found.mistakes) == (held is not None), "a bare off, which YAML takes for false, is no mistake"
     assert found.held_back == (held or ())
+    assert "s3cret" not in "".join(found.mistakes)
     assert found.config.halting.dry_run == ("halting.dry_run: true" in found.held_back)
+    assert found.config.http.host == "127.0.0.1"
+    assert not found.config.sinks.wandb.enabled
     if held is None:
         assert (found.config.agent.gate, found.config.incidents.samples) == ("off", "off")
 
