@@ -412,12 +412,36 @@ def read_tree(source: Path) -> tuple[dict[Any, Any], Any]:
         line = f" line {where.line + 1}" if where is not None else ""
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{source}{line}: not valid YAML ({problem}); correct the line") from error
+    _refuse_twice(node, source)
     if data is None:
         return {}, node
     if not isinstance(data, dict):
         kind = type(data).__name__
         raise ConfigError(f"{source}: expected a mapping of settings, got {kind}; see config.example.yaml")
     return data, node
+
+
+def _refuse_twice(node: Any, source: Path) -> None:
+    """Refuse a key that stands twice in one mapping: YAML would take the later one without a word."""
+    waiting, met = [node], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in met:  # an alias may lead back to where it stands
+            continue
+        met.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            waiting += [value for _, value in node.value]
+            lines: dict[str, int] = {}
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    first = lines[key.value]
+                    raise ConfigError(
+                        f"{source} line {line}: {key.value} stands in line {first} already; put both into one"
+                    )
+                lines[key.value] = line
 
 
 def explain(error: ErrorDetails, source: Path, node: Any) -> str:
