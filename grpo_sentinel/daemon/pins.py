@@ -108,6 +108,8 @@ class Pins:
             return pin(checkpoint, self._state / "pinned" / self._run_id, tag)
 
     def _pinned(self, path: Path, onset: int) -> None:
+        if path in self.paths:  # two findings of one turn asked for the same
+            return
         self.paths.append(path)
         log.warning("kept %s: the newest checkpoint from before step %d, all its weights are finite", path, onset)
         self._on_pinned(str(path))
