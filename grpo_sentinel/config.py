@@ -10,11 +10,11 @@ import difflib
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from grpo_sentinel.errors import ConfigError
+from grpo_sentinel.settings_file import line_of, read_tree
 
 ActionName = Literal[
     "note", "alert", "capture", "stacks", "memory-snapshot", "anomaly-trace", "checkpoint", "checkpoint-and-halt",
@@ -23,7 +23,7 @@ ActionName = Literal[
 SeverityName = Literal["note", "warning", "critical"]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
@@ -39,7 +39,7 @@ class _Section(BaseModel):
         }
 
 
-class AgentConfig(_Section):
+class AgentConfig(Section):
     """What the launcher passes on to the agent in every rank."""
 
     enabled: bool = Field(True, description="attach the agent at all")
@@ -74,7 +74,7 @@ class AgentConfig(_Section):
     capture_files: int = Field(8, ge=1, le=1000, description="captured files of one rank and process")
 
 
-class NvmlConfig(_Section):
+class NvmlConfig(Section):
     """NVIDIA GPUs, read through NVML."""
 
     enabled: bool = Field(True, description="read GPUs through NVML where a driver is present")
@@ -82,7 +82,7 @@ class NvmlConfig(_Section):
     timeout_seconds: float = Field(10.0, gt=0, description="a reading that takes longer is given up and reported")
 
 
-class HostConfig(_Section):
+class HostConfig(Section):
     """Memory, CPU, disk and cgroup limits of the node."""
 
     enabled: bool = Field(True, description="read host memory, CPU, disk and cgroup limits")
@@ -90,14 +90,14 @@ class HostConfig(_Section):
     disk_paths: tuple[str, ...] = Field((), description="file systems to watch besides the state directory")
 
 
-class CollectorsConfig(_Section):
+class CollectorsConfig(Section):
     """What is read besides the trainer's rings."""
 
     nvml: NvmlConfig = NvmlConfig()
     host: HostConfig = HostConfig()
 
 
-class RuleOverride(_Section):
+class RuleOverride(Section):
     """Change of one built-in rule: only what is given changes."""
 
     enabled: bool | None = Field(None, description="switch the rule on or off")
@@ -106,7 +106,7 @@ class RuleOverride(_Section):
     parameters: dict[str, Any] = Field(default_factory=dict, description="parameters of its detector")
 
 
-class RulesConfig(_Section):
+class RulesConfig(Section):
     """Which rules judge the run, and how."""
 
     profile: str = Field("auto", description="thresholds for one algorithm and setting; auto reads the trainer")
@@ -116,7 +116,7 @@ class RulesConfig(_Section):
     late_rank_seconds: float = Field(2.0, gt=0, description="how long a step waits for a rank before it is judged")
 
 
-class HaltingConfig(_Section):
+class HaltingConfig(Section):
     """When the trainer is asked to checkpoint or halt, and what follows when it does not answer."""
 
     enabled: bool = Field(True, description="let rules ask the trainer to checkpoint or halt")
@@ -142,7 +142,7 @@ class HaltingConfig(_Section):
     )
 
 
-class IncidentsConfig(_Section):
+class IncidentsConfig(Section):
     """Bundles of evidence that the sidecar writes when something goes wrong."""
 
     enabled: bool = Field(True, description="write a bundle for every incident, under the state directory")
@@ -160,7 +160,7 @@ class IncidentsConfig(_Section):
     log_files: tuple[str, ...] = Field((), description="logs of the trainer of which the tail is kept; may hold *")
 
 
-class HistoryConfig(_Section):
+class HistoryConfig(Section):
     """The SQLite store under the state directory that `status` and the page read."""
 
     enabled: bool = Field(True, description="keep records, findings and requests in SQLite")
@@ -169,7 +169,7 @@ class HistoryConfig(_Section):
     flush_seconds: float = Field(1.0, gt=0, description="time between two commits")
 
 
-class PrometheusConfig(_Section):
+class PrometheusConfig(Section):
     """The `/metrics` end point of the sidecar."""
 
     enabled: bool = Field(True, description="serve /metrics")
@@ -177,7 +177,7 @@ class PrometheusConfig(_Section):
     gpu_metrics: bool = Field(True, description="show GPU figures; false where dcgm-exporter shows them already")
 
 
-class QueueConfig(_Section):
+class QueueConfig(Section):
     """The bounded queue in front of every sink."""
 
     size: int = Field(1000, ge=1, description="batches a sink may lag behind; the oldest is dropped and counted")
@@ -185,7 +185,7 @@ class QueueConfig(_Section):
     retries: int = Field(3, ge=0, description="tries of one batch after a failure")
 
 
-class JsonlConfig(_Section):
+class JsonlConfig(Section):
     """One JSON object a line: records, events, findings, samples and requests, in files that rotate by size."""
 
     enabled: bool = Field(False, description="write JSON lines")
@@ -194,7 +194,7 @@ class JsonlConfig(_Section):
     keep_files: int = Field(5, ge=0, le=1000, description="files set aside that are kept; the oldest goes first")
 
 
-class TensorBoardConfig(_Section):
+class TensorBoardConfig(Section):
     """Event files that TensorBoard shows: one directory per run and rank, findings as text."""
 
     enabled: bool = Field(False, description="write TensorBoard event files")
@@ -203,7 +203,7 @@ class TensorBoardConfig(_Section):
     max_bytes: int = Field(200_000_000, ge=4096, description="size at which the next event file of a rank begins")
 
 
-class AlertmanagerConfig(_Section):
+class AlertmanagerConfig(Section):
     """Firing findings, posted to Alertmanager's API v2 and posted again before they would run out."""
 
     enabled: bool = Field(False, description="post findings to Alertmanager")
@@ -219,7 +219,7 @@ class AlertmanagerConfig(_Section):
     )
 
 
-class WebhookConfig(_Section):
+class WebhookConfig(Section):
     """Findings grouped by their first cause, posted as JSON in the shape of Alertmanager's webhook, version 4."""
 
     enabled: bool = Field(False, description="post findings to a URL")
@@ -234,7 +234,7 @@ class WebhookConfig(_Section):
     page_url: str | None = Field(None, description="address of the sidecar's page, for the link in a message")
 
 
-class NoteRoute(_Section):
+class NoteRoute(Section):
     """Channels that get every finding."""
 
     urls_env: str | None = Field(None, description="environment variable with apprise URLs, parted by white space")
@@ -253,7 +253,7 @@ class CriticalRoute(NoteRoute):
     """Channels that get critical findings only."""
 
 
-class NotifyConfig(_Section):
+class NotifyConfig(Section):
     """Messages to Slack, Discord, mail, PagerDuty and others through apprise (`pip install '.[notify]'`)."""
 
     enabled: bool = Field(False, description="send messages about findings")
@@ -271,7 +271,7 @@ class NotifyConfig(_Section):
     critical: CriticalRoute = CriticalRoute()
 
 
-class TrackerConfig(_Section):
+class TrackerConfig(Section):
     """What every tracker in a child process has."""
 
     enabled: bool = Field(False, description="run the tracker, in a process of its own")
@@ -315,7 +315,7 @@ class OtlpConfig(TrackerConfig):
     timeout_seconds: float = Field(5.0, gt=0, le=60, description="longest wait for one answer of the collector")
 
 
-class SinksConfig(_Section):
+class SinksConfig(Section):
     """Where records and findings go."""
 
     queue: QueueConfig = QueueConfig()
@@ -334,7 +334,7 @@ class SinksConfig(_Section):
     )
 
 
-class HttpConfig(_Section):
+class HttpConfig(Section):
     """The sidecar's own HTTP server."""
 
     enabled: bool = Field(True, description="serve page, API, /metrics and /healthz")
@@ -349,7 +349,7 @@ class HttpConfig(_Section):
     )
 
 
-class LaunchConfig(_Section):
+class LaunchConfig(Section):
     """The `grpo-sentinel launch` command."""
 
     halted_exit_code: int = Field(83, ge=0, le=255, description="exit code of `launch` when a rule halted the run")
@@ -360,7 +360,7 @@ class LaunchConfig(_Section):
     )
 
 
-class Config(_Section):
+class Config(Section):
     """The whole tree; `Config()` is what ships."""
 
     ring_dir: str | None = Field(None, description="where rings live; default $GRPO_SENTINEL_DIR, /dev/shm, ...")
@@ -395,53 +395,13 @@ def load_config(path: str | Path | None) -> Config:
         raise ConfigError(explain(errors[0], source, node) + tail) from error
 
 
-def read_tree(source: Path) -> tuple[dict[Any, Any], Any]:
-    """Read a YAML file: its settings, not yet checked, and the composed tree that `line_of` reads.
-
-    Raises `ConfigError` when it cannot be read or parsed, or is no mapping. An empty file has no settings.
-    """
+def mistakes_in(data: dict[Any, Any]) -> list[ErrorDetails]:
+    """What is wrong with settings that `read_tree` gave; empty when `Config.model_validate` takes them."""
     try:
-        text = source.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the configuration {source}: {error}; give a readable YAML file") from error
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2026-13-45 is a ValueError
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where is not None else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{source}{line}: not valid YAML ({problem}); correct the line") from error
-    _refuse_twice(node, source)
-    if data is None:
-        return {}, node
-    if not isinstance(data, dict):
-        kind = type(data).__name__
-        raise ConfigError(f"{source}: expected a mapping of settings, got {kind}; see config.example.yaml")
-    return data, node
-
-
-def _refuse_twice(node: Any, source: Path) -> None:
-    """Refuse a key that stands twice in one mapping: YAML would take the later one without a word."""
-    waiting, met = [node], set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in met:  # an alias may lead back to where it stands
-            continue
-        met.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-        elif isinstance(node, yaml.MappingNode):
-            waiting += [value for _, value in node.value]
-            lines: dict[str, int] = {}
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                line = key.start_mark.line + 1
-                if key.value in lines:
-                    first = lines[key.value]
-                    raise ConfigError(
-                        f"{source} line {line}: {key.value} stands in line {first} already; put both into one"
-                    )
-                lines[key.value] = line
+        Config.model_validate(data)
+    except ValidationError as error:
+        return error.errors()
+    return []
 
 
 def explain(error: ErrorDetails, source: Path, node: Any) -> str:
@@ -474,22 +434,3 @@ def _siblings(location: tuple[int | str, ...]) -> list[str]:
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             return []
     return list(section.model_fields)
-
-
-def line_of(node: Any, location: tuple[int | str, ...]) -> int | None:
-    """Find the 1-based line of a key path in a composed YAML tree; the deepest part that exists counts."""
-    line: int | None = None
-    for part in location:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == str(part):
-                    line, node = key.start_mark.line + 1, value
-                    break
-            else:
-                return line
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        else:
-            return line
-    return line

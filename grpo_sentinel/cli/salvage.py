@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from grpo_sentinel.config import Config, explain, read_tree
+from grpo_sentinel.config import Config, Section, explain, mistakes_in
 from grpo_sentinel.errors import ConfigError
+from grpo_sentinel.settings_file import read_tree
 
 _Path = tuple[Any, ...]
 _Least = dict[tuple[str, str], object]
@@ -50,10 +49,9 @@ def salvage(path: str | Path | None) -> Salvage:
     mistakes: list[str] = []
     least: _Least = {}
     while True:
-        try:
+        errors = mistakes_in(data)
+        if not errors:
             return _held_back(Config.model_validate(data), mistakes, least)
-        except ValidationError as error:
-            errors = error.errors()
         mistakes += [explain(one, source, node) for one in errors]
         places = [_drop(data, _whole(one["loc"])) for one in reversed(errors)]  # backwards: lists keep their places
         if not any(places):  # nothing that could be taken out: the file as a whole is of no use
@@ -101,7 +99,7 @@ def _least(place: _Path) -> _Least:
         out["http", "host"] = Config().http.host  # the mistake may have been what guards an open address
     part = getattr(Config(), section, None)
     for key in [key for owner, key in _LEAST if owner == section]:
-        known = name in type(part).model_fields if isinstance(part, BaseModel) else False
+        known = name in type(part).model_fields if isinstance(part, Section) else False
         if name in ("", key) or (not known and _like(name, [key])):  # the whole section, the key, or its misspelling
             out[section, key] = _LEAST[section, key]
     return out
@@ -119,7 +117,7 @@ def _held_back(config: Config, mistakes: list[str], least: _Least) -> Salvage:
             continue  # nothing to hold back
         if (section, key) in _FORCED or key not in part.model_fields_set:  # else it is said well in the same section
             config = config.model_copy(update={section: part.model_copy(update={key: value})})
-            told.append(f"{section}.{key}: {'off' if isinstance(value, BaseModel) else str(value).lower()}")
+            told.append(f"{section}.{key}: {'off' if isinstance(value, Section) else str(value).lower()}")
     return Salvage(config, tuple(" ".join(one.split()) for one in mistakes), tuple(told))
 
 

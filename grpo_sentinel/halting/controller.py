@@ -23,16 +23,16 @@ from grpo_sentinel.clock import Clock
 from grpo_sentinel.config import HaltingConfig
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting import journal
+from grpo_sentinel.halting.elsewhere import ELSEWHERE, purpose_of
 from grpo_sentinel.halting.escalation import Escalation, TakeStacks
 from grpo_sentinel.halting.evidence import EVIDENCE, IN_TRAINER, Budget, strongest
 from grpo_sentinel.halting.launcher import LauncherHandle
 from grpo_sentinel.halting.progress import TERMINAL, begun_ns, progress_of
 from grpo_sentinel.protocol import ControlReader, write_control
-from grpo_sentinel.records import Ack, Action, ControlWord, EventRecord, Finding, FindingState, HaltState
+from grpo_sentinel.records import Action, ControlWord, EventRecord, Finding, FindingState, HaltState
 from grpo_sentinel.views import HaltStatus, RankStatus
 
 HALTING = frozenset({Action.CHECKPOINT_AND_HALT, Action.HALT_NOW})
-_ELSEWHERE = "asked on another node, or by the gate"
 _REMEMBERED = 64  # votes whose purpose is kept
 _GIVE_UP_SECONDS = 60.0  # after the last step of an escalation
 _MOST_PASSED = 16  # ends of requests that nobody has fetched
@@ -347,7 +347,7 @@ class HaltController:
             if event.kind == "halt" and name in Action.__members__:
                 number = event.body.get("request_id")
                 key = number if isinstance(number, int) else 0, event.step
-                self._elsewhere[key] = Action[name], str(event.body.get("reason") or _ELSEWHERE)
+                self._elsewhere[key] = Action[name], str(event.body.get("reason") or ELSEWHERE)
                 while len(self._elsewhere) > _REMEMBERED:
                     del self._elsewhere[next(iter(self._elsewhere))]
 
@@ -427,7 +427,8 @@ class HaltController:
             return
         if newest.request_id == self.status.request_id and newest.step == self.status.step:
             return
-        known = self._purpose(newest, ranks)
+        made = [entry for entry in journal.load(self._directory) if entry.request_id == newest.request_id]
+        known = purpose_of(newest, ranks, made, self._elsewhere.get((newest.request_id, newest.step)))
         if known is None:
             return  # a halt is claimed on somebody's word only; its event, or how the ranks close, will say
         action, reason, by = known
@@ -449,19 +450,6 @@ class HaltController:
             updated_wall_ns=newest.wall_ns,
             pinned_checkpoint=self.status.pinned_checkpoint,
         )
-
-    def _purpose(self, ack: Ack, ranks: Mapping[int, RankStatus]) -> tuple[Action, str, str] | None:
-        """Find out what an acknowledgement is about: action, reason, who asked; None when nothing says so."""
-        made = [entry for entry in journal.load(self._directory) if entry.request_id == ack.request_id]
-        if made and made[-1].wall_ns <= ack.wall_ns:  # asked here, and followed by a daemon before this one
-            return made[-1].action, made[-1].reason, made[-1].requested_by
-        voted = self._elsewhere.get((ack.request_id, ack.step))
-        if voted is not None:
-            return *voted, "elsewhere"
-        closed = [status.closed_detail or "" for status in ranks.values()]
-        if any(detail.startswith("halted") for detail in closed):
-            return Action.CHECKPOINT_AND_HALT if ack.detail else Action.HALT_NOW, _ELSEWHERE, "elsewhere"
-        return (Action.CHECKPOINT, _ELSEWHERE, "elsewhere") if ack.state is HaltState.CHECKPOINTING else None
 
 
 def _word(action: Action) -> str:

@@ -14,11 +14,12 @@ from typing import Any
 import yaml
 
 from grpo_sentinel.catalog import LAYERS, signal_of
-from grpo_sentinel.config import HaltingConfig, RuleOverride, RulesConfig, line_of
+from grpo_sentinel.config import HaltingConfig, RuleOverride, RulesConfig
 from grpo_sentinel.errors import ConfigError
 from grpo_sentinel.records import Action, Severity
 from grpo_sentinel.rules.parameters import ParameterError, build
 from grpo_sentinel.rules.rule import MODES, SCOPES, Rule, RuleSet
+from grpo_sentinel.settings_file import line_of
 
 _REQUIRED = ("name", "severity", "detect", "message", "why", "remedies")
 _OPTIONAL = (
