@@ -18,4 +18,5 @@ optimizer.step()
 agent.end_step()
 os.write(1, f"{agent.core.voting} {agent.writer.path}\n".encode())
 agent.close()
+dist.barrier()  # gloo of a rank that is still closing may abort when its peer has gone
 dist.destroy_process_group()
