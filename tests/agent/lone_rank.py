@@ -19,4 +19,4 @@ agent.end_step()
 os.write(1, f"{agent.core.voting} {agent.writer.path}\n".encode())
 agent.close()
 dist.barrier()  # gloo of a rank that is still closing may abort when its peer has gone
-dist.destroy_process_group()
+os._exit(0)  # torch's own threads of gloo and DDP abort now and then when the interpreter tears them down
