@@ -14,4 +14,5 @@ if dist.get_rank() == 0:
     attach(model=model, optimizer=torch.optim.SGD(model.parameters())).close()
 dist.all_reduce(torch.ones(1))
 dist.barrier()
-os._exit(0)  # torch's own threads of gloo abort now and then when the interpreter tears them down
+dist.destroy_process_group()
+os._exit(0)  # the groups have been taken down; torch's own threads abort now and then in the interpreter's last moments

@@ -19,4 +19,5 @@ agent.end_step()
 os.write(1, f"{agent.core.voting} {agent.writer.path}\n".encode())
 agent.close()
 dist.barrier()  # gloo of a rank that is still closing may abort when its peer has gone
-os._exit(0)  # torch's own threads of gloo and DDP abort now and then when the interpreter tears them down
+dist.destroy_process_group()
+os._exit(0)  # the groups have been taken down; torch's own threads abort now and then in the interpreter's last moments
