@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import resource
 import signal
 from pathlib import Path
 
+import pytest
 import sentinel_batches as made
 from incident_world import RUN, World
 
@@ -297,3 +299,17 @@ def test_a_closed_bundle_is_packed_where_that_is_configured(tmp_path: Path) -> N
         assert bundle.damage() == []
         assert {one.rank for one in bundle.records()} == {0, 1}
     world.close()
+
+
+def test_a_bundle_that_is_dear_to_write_is_written_anew_more_seldom(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = itertools.count(0, 10**9)  # every writing costs a second of CPU
+    monkeypatch.setattr("grpo_sentinel.incidents.recorder.time.thread_time_ns", lambda: next(spent))
+    world.step()
+    world.find(finding())
+    assert world.work() == 1
+    written = 0
+    for second in range(60):
+        world.clock.advance(1.0)
+        world.find(finding(f"more_{second}", root_id="nan_gradient:1:12"))
+        written += world.work()
+    assert written == 1, "a storm may take 2 % of a core"
