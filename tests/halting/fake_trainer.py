@@ -39,6 +39,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--output-dir", type=Path)
     parser.add_argument("--save-steps", type=int, default=0)
     parser.add_argument("--bad-from", type=int, default=0, help="NaN gradients from this step on")
+    parser.add_argument("--lost-weights", action="store_true", help="and NaN weights from the same step on")
     parser.add_argument("--deaf", action="store_true")
     parser.add_argument("--exit-code", type=int, default=0)
     parser.add_argument("--kill-self-at", type=int, default=0)
@@ -98,7 +99,8 @@ def main() -> None:
         if bad:
             writer.event("nonfinite", {"names": ["layers.0.weight"], "where": "before_reduce"}, step=step)
             writer.event("skip", {"reason": "the gradient is not finite", "ranks": [args.rank]}, step=step)
-        writer.push(values(step, bad), step=step)
+        lost = {"optimizer.nonfinite_weights": 2.0} if bad and args.lost_weights else {}
+        writer.push({**values(step, bad), **lost}, step=step)
         if args.save_steps and step % args.save_steps == 0 and args.output_dir:
             path = save(args.output_dir, step)
             writer.event("checkpoint", {"path": str(path), "step": step}, step=step)

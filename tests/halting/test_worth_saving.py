@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
-from run_support import finding
+from run_support import HERE, cli, finding
 
 from grpo_sentinel.halting.worth_saving import LOST, worth_saving
 from grpo_sentinel.records import Action, FindingState
@@ -25,3 +29,15 @@ def test_a_halt_saves_unless_weights_or_moments_are_lost() -> None:
 
 def test_the_rules_that_tell_of_lost_weights_exist() -> None:
     assert {rule.name for rule in load_rules()} >= LOST
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_real_run_is_halted_and_saves_only_weights_that_are_finite(tmp_path: Path, lost: bool) -> None:
+    config = tmp_path / "sentinel.yaml"
+    config.write_text(json.dumps({"http": {"port": 0}, "launch": {"linger_seconds": 0.5}}))
+    trainer = (sys.executable, HERE / "fake_trainer.py", "--output-dir", tmp_path / "out", "--save-steps", 1000)
+    faults = ("--bad-from", 50, *(("--lost-weights",) if lost else ()))
+    done = cli("launch", "--config", config, "--run-id", "run", "--", *trainer, *faults, timeout=60)
+    assert done.returncode == 83, done.stderr
+    saved = list((tmp_path / "out").glob("checkpoint-*"))
+    assert len(saved) == (0 if lost else 1), done.stderr
