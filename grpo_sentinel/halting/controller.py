@@ -16,42 +16,28 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from grpo_sentinel.clock import Clock
 from grpo_sentinel.config import HaltingConfig
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.halting import journal
-from grpo_sentinel.halting.elsewhere import ELSEWHERE, purpose_of
-from grpo_sentinel.halting.escalation import Escalation, TakeStacks
-from grpo_sentinel.halting.evidence import EVIDENCE, IN_TRAINER, Budget, strongest
+from grpo_sentinel.halting.elsewhere import Elsewhere
+from grpo_sentinel.halting.escalation import TakeStacks
+from grpo_sentinel.halting.evidence import EVIDENCE, IN_TRAINER, strongest
 from grpo_sentinel.halting.launcher import LauncherHandle
-from grpo_sentinel.halting.progress import TERMINAL, begun_ns, progress_of
+from grpo_sentinel.halting.ledger import Ledger, Wish
+from grpo_sentinel.halting.progress import TERMINAL, begun_ns
+from grpo_sentinel.halting.under_way import HALTING, UnderWay
 from grpo_sentinel.protocol import ControlReader, write_control
 from grpo_sentinel.records import Action, ControlWord, EventRecord, Finding, FindingState, HaltState
 from grpo_sentinel.views import HaltStatus, RankStatus
 
-HALTING = frozenset({Action.CHECKPOINT_AND_HALT, Action.HALT_NOW})
-_REMEMBERED = 64  # votes whose purpose is kept
-_GIVE_UP_SECONDS = 60.0  # after the last step of an escalation
 _MOST_PASSED = 16  # ends of requests that nobody has fetched
 
 
 class HaltRefused(SentinelError):
     """A request cannot be made now; the text says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
-    """A request that is not written yet."""
-
-    action: Action
-    reason: str
-    requested_by: str
-    by_rule: bool
-    step: int = 0
-    finding_ids: tuple[str, ...] = ()
 
 
 class HaltController:
@@ -76,41 +62,38 @@ class HaltController:
         self._bound = skip_above_norm
         self.status = HaltStatus()
         self._passed: deque[HaltStatus] = deque(maxlen=_MOST_PASSED)
-        self._waiting: _Wish | None = None
-        self._again: _Wish | None = None  # evidence that gave way, asked for by a person
-        self._acted_ns = 0  # when the ranks began to act: the checkpoint's own deadline counts from here
-        self._escalation = self._new_escalation(0, 0)
-        self._served: set[str] = set()
-        self._budget = Budget(clock, config.max_requests, config.cooldown_seconds)
-        self._evidence_budget = Budget(clock, config.max_evidence, config.evidence_cooldown_seconds)
+        self._waiting: Wish | None = None
+        self._again: Wish | None = None  # evidence that gave way, asked for by a person
+        self._under_way = self._following(0, 0)
+        self._ledger = Ledger(directory, config, clock)
+        self._last_id = self._ledger.last_id
+        self._elsewhere = Elsewhere()
         self._ranks: Mapping[int, RankStatus] = {}
         self._begun_ns = 0  # when the ranks that live now attached
         self._asking = False  # the control file holds a request that trainers may still take up
-        self._elsewhere: dict[tuple[int, int], tuple[Action, str]] = {}  # (id, step) of a vote -> what it was about
         self._take_up()
         if math.isfinite(skip_above_norm) and not self.status.request_id:
             write_control(directory, ControlWord(request_id=0, skip_above_norm=skip_above_norm))
 
-    def _new_escalation(self, request_id: int, since_ns: int) -> Escalation:
-        return Escalation(self._config, self._launcher, self._take_stacks, self._directory, request_id, since_ns)
+    def _following(self, request_id: int, since_ns: int, acted_ns: int = 0) -> UnderWay:
+        return UnderWay(
+            self._config, self._launcher, self._take_stacks, self._directory, request_id, since_ns, acted_ns
+        )
 
     def _take_up(self) -> None:
         """Go on where an earlier daemon, or a command without one, left off."""
-        past = journal.load(self._directory)
-        self._count(past)
         reader = ControlReader(self._directory)
         word = reader.read()
         reader.close()
         if word is None or not word.request_id:
-            self._last_id = past[-1].request_id if past else 0
             return
-        self._last_id = max(word.request_id, past[-1].request_id if past else 0)
+        self._last_id = max(word.request_id, self._last_id)
         self._asking = word.action >= Action.CHECKPOINT or word.action in IN_TRAINER
         if not self._asking:
             return
-        made_ns = next((entry.wall_ns for entry in past if entry.request_id == word.request_id), None)
-        if made_ns is None:
-            made_ns = word.deadline_wall_ns - round(self._config.acknowledge_seconds * 1e9)
+        made = self._ledger.made(word.request_id)
+        acknowledge_ns = round(self._config.acknowledge_seconds * 1e9)
+        made_ns = word.deadline_wall_ns - acknowledge_ns if made is None else made.wall_ns
         self.status = HaltStatus(
             request_id=word.request_id,
             state=HaltState.REQUESTED,
@@ -120,13 +103,7 @@ class HaltController:
             requested_wall_ns=made_ns,
             updated_wall_ns=made_ns,
         )
-        self._escalation = self._new_escalation(word.request_id, made_ns)
-
-    def _count(self, past: Sequence[journal.Entry]) -> None:
-        """Charge earlier requests to the budget, and remember the findings that they served."""
-        self._served = {finding_id for entry in past for finding_id in entry.finding_ids}
-        self._budget.charge(entry for entry in past if entry.action not in EVIDENCE)
-        self._evidence_budget.charge(entry for entry in past if entry.action in EVIDENCE)
+        self._under_way = self._following(word.request_id, made_ns)
 
     def _begin_anew(self, ranks: Mapping[int, RankStatus]) -> None:
         """Forget what was asked of earlier ranks when the run was started again under its name, say after a halt."""
@@ -134,7 +111,7 @@ class HaltController:
         if begun <= self._begun_ns:
             return
         self._begun_ns = begun
-        self._count([entry for entry in journal.load(self._directory) if entry.wall_ns >= begun])
+        self._ledger.begin_at(begun)
         if 0 < self.status.requested_wall_ns < begun:
             self.status = HaltStatus(pinned_checkpoint=self.status.pinned_checkpoint, updated_wall_ns=begun)
             self._waiting = self._again = None
@@ -165,15 +142,15 @@ class HaltController:
             for finding in findings
             if finding.state is FindingState.FIRING
             and finding.action >= Action.CAPTURE
-            and finding.finding_id not in self._served
+            and not self._ledger.has_served(finding.finding_id)
             and finding.wall_ns >= self._begun_ns
         ]
         if not asking or not self._config.enabled or self.halted or self.status.state is HaltState.FINISHED:
             return
         best = strongest(asking)
-        if best.action in EVIDENCE and (self.open or self._config.dry_run or not self._evidence_budget.allows()):
+        if best.action in EVIDENCE and (self.open or self._config.dry_run or not self._ledger.allows(best.action)):
             return  # what fires on asks again
-        wish = _Wish(
+        wish = Wish(
             action=best.action,
             reason=best.message,
             requested_by=best.rule,
@@ -183,7 +160,7 @@ class HaltController:
         )
         if self._occupied_for(wish.action):
             self._wait_with(wish)
-        elif wish.action in EVIDENCE or self._budget.allows():
+        elif wish.action in EVIDENCE or self._ledger.allows(wish.action):
             self._make(wish)
 
     def _occupied_for(self, action: Action) -> bool:
@@ -201,7 +178,7 @@ class HaltController:
             raise HaltRefused(f"a run cannot be asked for {action.name.lower()}: ask for checkpoint, halt or evidence")
         if self.halted:
             raise HaltRefused(f"the run has already been halted at step {self.status.step}; start it again to go on")
-        wish = _Wish(action=action, reason=reason, requested_by=requested_by, by_rule=False)
+        wish = Wish(action=action, reason=reason, requested_by=requested_by, by_rule=False)
         if action is Action.STACKS or not self._occupied_for(action):
             return self._make(wish)
         if action == self.status.action or (action < self.status.action and action not in EVIDENCE):
@@ -212,19 +189,17 @@ class HaltController:
         self._wait_with(wish)
         return self._last_id + 1
 
-    def _wait_with(self, wish: _Wish) -> None:
+    def _wait_with(self, wish: Wish) -> None:
         """Remember the strongest wish that exceeds the request under way."""
         if wish.action > self.status.action and (self._waiting is None or wish.action > self._waiting.action):
             self._waiting = wish
 
-    def _make(self, wish: _Wish) -> int:
+    def _make(self, wish: Wish) -> int:
         now = self._clock.wall_ns()
-        self._served.update(wish.finding_ids)
-        if wish.by_rule:
-            (self._evidence_budget if wish.action in EVIDENCE else self._budget).take()
-            if self._config.dry_run:
-                self._say_dry(wish, now)
-                return 0
+        self._ledger.serve(wish)
+        if wish.by_rule and self._config.dry_run:
+            self._say_dry(wish, now)
+            return 0
         request_id = self._last_id + 1
         if wish.action is Action.STACKS:
             return self._take_stacks_now(wish, request_id, now)
@@ -241,8 +216,7 @@ class HaltController:
         write_control(self._directory, word)
         self._asking = True
         self._last_id = request_id
-        self._escalation = self._new_escalation(request_id, now)
-        self._acted_ns = 0
+        self._under_way = self._following(request_id, now)
         self.status = HaltStatus(
             request_id=request_id,
             state=HaltState.REQUESTED,
@@ -254,10 +228,10 @@ class HaltController:
             pinned_checkpoint=self.status.pinned_checkpoint,
             gave_way=gave_way,
         )
-        self._note(wish, request_id, now)
+        self._ledger.note(wish, request_id, now)
         return request_id
 
-    def _supersede(self, wish: _Wish, request_id: int, now: int) -> str:
+    def _supersede(self, wish: Wish, request_id: int, now: int) -> str:
         """Keep how the request before ended for who publishes it, and say so when it has to give way to this one."""
         before = self.status
         if not before.request_id:
@@ -265,13 +239,13 @@ class HaltController:
         if not self.open:
             self._passed.append(before)
             return ""
-        made = [entry for entry in journal.load(self._directory) if entry.request_id == before.request_id]
-        by_person = bool(made) and not made[-1].by_rule
-        if made and made[-1].by_rule:
-            self._served.difference_update(made[-1].finding_ids)  # what fires on asks again
+        made = self._ledger.made(before.request_id)
+        by_person = made is not None and not made.by_rule
+        if made is not None and made.by_rule:
+            self._ledger.let_ask_again(made.finding_ids)  # what fires on asks again
         again = by_person and wish.action not in HALTING
         if again:
-            self._again = _Wish(
+            self._again = Wish(
                 action=before.action, reason=before.reason, requested_by=before.requested_by, by_rule=False
             )
         detail = f"gave way to request {request_id} ({_word(wish.action)})"
@@ -286,12 +260,12 @@ class HaltController:
         self._passed.clear()
         return out
 
-    def _take_stacks_now(self, wish: _Wish, request_id: int, now: int) -> int:
+    def _take_stacks_now(self, wish: Wish, request_id: int, now: int) -> int:
         """Take the stacks of all ranks of this node: no rank needs to be able to answer."""
         if self._take_stacks is None:
             raise HaltRefused("no sidecar watches this run: stacks are taken by the sidecar; start `grpo-sentinel run`")
         path = self._take_stacks([status.identity for status in self._ranks.values()], wish.reason)
-        self._note(wish, request_id, now)
+        self._ledger.note(wish, request_id, now)
         if self.open:
             return self.status.request_id  # the request under way keeps the status
         self._last_id = request_id
@@ -310,22 +284,7 @@ class HaltController:
         )
         return request_id
 
-    def _note(self, wish: _Wish, request_id: int, now: int) -> None:
-        entry = journal.Entry(
-            request_id=request_id,
-            action=wish.action,
-            reason=wish.reason,
-            requested_by=wish.requested_by,
-            by_rule=wish.by_rule,
-            wall_ns=now,
-            finding_ids=wish.finding_ids,
-        )
-        try:
-            journal.append(self._directory, entry)
-        except OSError:  # the request stands; only cooldown and budget would not survive a restart
-            return
-
-    def _say_dry(self, wish: _Wish, now: int) -> None:
+    def _say_dry(self, wish: Wish, now: int) -> None:
         verb = "halted" if wish.action in HALTING else "saved a checkpoint"
         self.status = HaltStatus(
             state=HaltState.NONE,
@@ -342,14 +301,7 @@ class HaltController:
 
     def observe(self, events: Sequence[EventRecord]) -> None:
         """Learn from the ranks' `halt` events what a request made elsewhere asks for."""
-        for event in events:
-            name = str(event.body.get("action", "")).upper()
-            if event.kind == "halt" and name in Action.__members__:
-                number = event.body.get("request_id")
-                key = number if isinstance(number, int) else 0, event.step
-                self._elsewhere[key] = Action[name], str(event.body.get("reason") or ELSEWHERE)
-                while len(self._elsewhere) > _REMEMBERED:
-                    del self._elsewhere[next(iter(self._elsewhere))]
+        self._elsewhere.observe(events)
 
     def pinned(self, path: str) -> None:
         """Remember which checkpoint was kept."""
@@ -371,7 +323,7 @@ class HaltController:
                 self._make(wish)
         return self.status
 
-    def _next(self) -> _Wish | None:
+    def _next(self) -> Wish | None:
         """Take what waits: what saves or stops the run first, then evidence that gave way."""
         if self._waiting is None:
             wish, self._again = self._again, None
@@ -380,76 +332,17 @@ class HaltController:
         return wish
 
     def _follow(self, ranks: Mapping[int, RankStatus]) -> None:
-        now = self._clock.wall_ns()
-        found = progress_of(self.status.request_id, self.status.requested_wall_ns, ranks)
-        if found.state in (HaltState.VOTED, HaltState.CHECKPOINTING) and not self._acted_ns:
-            self._acted_ns = found.wall_ns or now
-        state, detail = found.state, found.detail
-        if state not in TERMINAL and self.status.action in EVIDENCE:
-            waited_s = (now - self.status.requested_wall_ns) / 1e9
-            if waited_s >= self._config.acknowledge_seconds:
-                state, detail = HaltState.FAILED, f"not taken within {self._config.acknowledge_seconds:g} s"
-        elif state not in TERMINAL:
-            self._escalate(now, ranks)
-            if self._escalation.exhausted and self._escalation.waited_s(now) >= _GIVE_UP_SECONDS:
-                state = HaltState.FAILED
-        if self._escalation.said:
-            detail = f"{detail}; {self._escalation.said}" if detail else self._escalation.said
-        if state is HaltState.DONE:
-            detail = found.detail
-        if (state, found.step, detail) != (self.status.state, self.status.step, self.status.detail):
-            self.status = replace(self.status, state=state, step=found.step, detail=detail, updated_wall_ns=now)
-        if state is HaltState.FAILED and self.status.action not in EVIDENCE:
-            self._served.clear()  # what still fires may ask again, after the cooldown and within the budget
-
-    def _escalate(self, now: int, ranks: Mapping[int, RankStatus]) -> None:
-        if self._acted_ns:
-            since, seconds, what = self._acted_ns, self._config.checkpoint_seconds, "the checkpoint is not finished"
-        else:
-            since, seconds, what = self.status.requested_wall_ns, self._config.acknowledge_seconds, "not voted on"
-        if now - since >= seconds * 1e9 and ranks:
-            self._escalation.advance(
-                now, ranks, what=f"{what} after {seconds:g} s", may_end_run=self.status.action in HALTING
-            )
+        self.status = self._under_way.follow(self.status, ranks, self._clock.wall_ns())
+        if self.status.state is HaltState.FAILED and self.status.action not in EVIDENCE:
+            self._ledger.let_ask_again()  # what still fires, after the cooldown and within the budget
 
     def _adopt(self, ranks: Mapping[int, RankStatus]) -> None:
         """Follow a request that this node did not make: another node's sidecar asked, or the agent's own gate."""
-        newest = max(
-            (status.acknowledgement for status in ranks.values() if status.acknowledgement is not None),
-            key=lambda ack: ack.wall_ns,
-            default=None,
-        )
-        if (
-            newest is None
-            or newest.wall_ns <= self.status.updated_wall_ns
-            or newest.state in TERMINAL - {HaltState.DONE}
-        ):
-            return
-        if newest.request_id == self.status.request_id and newest.step == self.status.step:
-            return
-        made = [entry for entry in journal.load(self._directory) if entry.request_id == newest.request_id]
-        known = purpose_of(newest, ranks, made, self._elsewhere.get((newest.request_id, newest.step)))
-        if known is None:
-            return  # a halt is claimed on somebody's word only; its event, or how the ranks close, will say
-        action, reason, by = known
-        self._last_id = max(self._last_id, newest.request_id)
-        self._escalation = self._new_escalation(newest.request_id, newest.wall_ns)
-        self._acted_ns = newest.wall_ns
-        self.status = HaltStatus(
-            request_id=newest.request_id,
-            state=HaltState.VOTED,
-            action=action,
-            reason=reason,
-            requested_by=by,
-            step=newest.step,
-            requested_wall_ns=min(
-                status.acknowledgement.wall_ns
-                for status in ranks.values()
-                if status.acknowledgement is not None and status.acknowledgement.step == newest.step
-            ),
-            updated_wall_ns=newest.wall_ns,
-            pinned_checkpoint=self.status.pinned_checkpoint,
-        )
+        found = self._elsewhere.newest(self.status, ranks, self._ledger.made)
+        if found is not None:
+            self.status, acted_ns = found, found.updated_wall_ns
+            self._under_way = self._following(found.request_id, acted_ns, acted_ns)
+            self._last_id = max(self._last_id, found.request_id)
 
 
 def _word(action: Action) -> str:
