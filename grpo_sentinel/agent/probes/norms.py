@@ -1,7 +1,9 @@
 """One pass over many tensors: sum of squares, smallest and largest element of each.
 
-On the CPU each tensor is cut into pieces that stay in the cache between the two reads (sum of squares, then
-extremes), so the second costs little; on an accelerator two multi-tensor kernels do it. Sums of squares are float32
+On the CPU each tensor is cut into pieces that stay in the cache between the two reads, so the second costs little.
+Extremes come first: their loop has no vectors, and memory is no faster than it; the sum of squares then runs at the
+cache's speed (the other way round both wait: 1.85 in place of 1.5 times one read). On an accelerator two multi-tensor
+kernels do it. Sums of squares are float32
 at least per piece and float64 over pieces. A NaN anywhere makes all of a tensor's numbers NaN, an infinity makes its
 largest infinite; a finite largest with an infinite sum is an overflow of the sum.
 """
@@ -17,7 +19,7 @@ import torch
 
 from grpo_sentinel.agent.probes.pack import wide_dtype
 
-PIECE = 1 << 18  # elements: 1 MiB of float32, half in each core's second-level cache
+PIECE = 1 << 19  # elements: 2 MiB of float32, in the second-level cache of two cores or the third of one
 _DIRECT = (torch.float32, torch.float64)
 _MULTI = (torch.float32, torch.bfloat16, torch.float16)  # the multi-tensor norm cannot widen the others to float32
 
@@ -76,9 +78,10 @@ def read(flats: Sequence[torch.Tensor]) -> Extremes:
         pieces.append(len(parts))
         for part in parts:
             if part.dtype in _DIRECT:
+                least, most = torch.aminmax(part)
                 squares.append(torch.dot(part, part))
-                low.append(part.amin())  # both together take less time than `aminmax`, a loop without vectors
-                high.append(part.amax())
+                low.append(least)
+                high.append(most)
             else:
                 _read_other(part, squares, low, high)
     same = all(f.dtype is flats[0].dtype and f.device == device for f in flats)
@@ -117,7 +120,7 @@ def _read_other(
         return
     wide = piece.float()
     squares.append(torch.dot(wide, wide))
-    low.append(wide.amin())
+    low.append(wide.amin())  # in the cache already, where these two take less time than `aminmax`
     high.append(wide.amax())
 
 
