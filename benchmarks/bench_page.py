@@ -28,11 +28,21 @@ from grpo_sentinel.web import WebServer, WebState, build_app
 
 RUN, RANKS, STEPS, STEP_NS = "week", 8, 120_960, 5_000_000_000
 CHUNK = 600
-ROUNDS = 5
+ROUNDS, OPENINGS = 5, 9
 LIMIT_QUERY_MS, LIMIT_OPEN_MS = 100.0, 1000.0
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")  # fmt: skip
 START_NS = 1_700_000_000_000_000_000
+# The browser's own clock from the navigation on: a driver that polls for an element may look half a second late.
+WHEN_DRAWN = """
+const drawn = () => { document.documentElement.dataset.drawnAfter = performance.now(); };
+new MutationObserver((_, watch) => {
+  const chart = document.querySelector("#chart[data-points]"), heat = document.querySelector("#heat[data-rows]");
+  if (!chart || !heat || heat.dataset.rows === "0") return;
+  watch.disconnect();
+  requestAnimationFrame(() => requestAnimationFrame(drawn));
+}).observe(document, { subtree: true, childList: true, attributes: true });
+"""
 
 
 def values(rank: int, step: int, noise: random.Random) -> dict[str, float]:
@@ -120,7 +130,7 @@ def queries() -> dict[str, str]:
     out = {"signals": "signals?run=week", "findings": "findings?run=week&all=latest", "heat now": "heat?by=signal"}
     for name, window in windows.items():
         asked = {"run": RUN, "signal": "time.step_seconds", **window}
-        out[f"series, {name}"] = f"series?{urlencode({**asked, 'rank': 5, 'max_points': 500})}"
+        out[f"8 series, {name}"] = f"series?{urlencode({**asked, 'ranks': '0,1,2,3,4,5,6,7', 'max_points': 500})}"
         out[f"heat, {name}"] = f"heat?{urlencode({**asked, 'by': 'step', 'columns': 160})}"
     return out
 
@@ -154,13 +164,12 @@ def opened(url: str) -> list[float] | None:
     times = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        for _ in range(8):
+        for _ in range(OPENINGS):
             page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-            started = time.perf_counter()
+            page.add_init_script(WHEN_DRAWN)
             page.goto(url, wait_until="commit")
-            page.wait_for_selector("#chart[data-points]")
-            page.wait_for_selector("#heat[data-rows]:not([data-rows='0'])")
-            times.append((time.perf_counter() - started) * 1e3)
+            page.wait_for_selector("html[data-drawn-after]")
+            times.append(float(page.get_attribute("html", "data-drawn-after") or "inf"))
             page.context.close()
         browser.close()
     return times
@@ -174,7 +183,7 @@ def main(record: Callable[..., None]) -> None:
     record("page_week_bytes", float(path.stat().st_size), "bytes")
     with served(path) as server:
         figures = {name: measure(server, query) for name, query in queries().items()}
-        spike = json.loads(figures["series, week"][2])
+        spike = json.loads(figures["8 series, week"][2])["series"][5]
         if max(value for value in spike["high"] if isinstance(value, float)) != 60.0 or len(spike["steps"]) > 500:
             raise RuntimeError("the one slow step of the week is not in the thinned series")
         for name, (wall, cpu, body) in figures.items():
@@ -184,7 +193,7 @@ def main(record: Callable[..., None]) -> None:
         record("page_week_query_worst", max(wall for wall, _, _ in figures.values()), "ms", peer="median of 5, wall")
         times = opened(server.url)
     if times is not None:
-        record("page_week_open", min(times), "ms", peer="best of 8 in Chromium, cold profile")
+        record("page_week_open", min(times), "ms", peer=f"best of {OPENINGS} in Chromium, cold profile")
         record("page_week_open_median", statistics.median(times), "ms")
     # the lowest of several: what else runs on the machine only ever adds to it
     if figures[worst][1] > LIMIT_QUERY_MS:

@@ -32,10 +32,13 @@ def widen(known: Range | None, value: float) -> Range:
 
 
 def join(left: Range, right: Range) -> Range:
-    """Merge two ranges."""
-    lows = [x for x in (left[0], right[0]) if x == x]
-    highs = [x for x in (left[1], right[1]) if x == x]
-    return min(lows, default=math.nan), max(highs, default=math.nan), left[2] + right[2]
+    """Merge two ranges; a NaN gives way to whatever stands against it."""
+    low, high, bad = left
+    return (
+        right[0] if right[0] < low or low != low else low,
+        right[1] if right[1] > high or high != high else high,
+        bad + right[2],
+    )
 
 
 class Rollups:

@@ -98,20 +98,20 @@ def _add_rollups(
         " ORDER BY bucket",
         (*key, first // BUCKET_STEPS, last // BUCKET_STEPS),
     )
-    index = _Index(source, signal)
+    index, unpack = _Index(source, signal), _NUMBER.unpack_from
     for bucket, layout, data in rows:
-        place = index.of(layout)
+        place = 8 * index.of(layout)
         if place >= 0:
-            count = len(data) // 24
-            low, high, bad = (_NUMBER.unpack_from(data, 8 * (part * count + place))[0] for part in range(3))
-            points[bucket * BUCKET_STEPS] = (low, high, int(bad))
+            part = len(data) // 3
+            (low,), (high,) = unpack(data, place), unpack(data, part + place)
+            points[bucket * BUCKET_STEPS] = (low, high, int(unpack(data, 2 * part + place)[0]))
     return (rows[-1][0] + 1) * BUCKET_STEPS if rows else first
 
 
 def _add_records(
     source: Source, points: dict[int, Range], key: tuple[int, int, int], signal: str, first: int, last: int
 ) -> None:
-    index = _Index(source, signal)
+    index, unpack = _Index(source, signal), _NUMBER.unpack_from
     while first <= last:
         rows = source.query(
             "SELECT step, layout, data FROM records WHERE run=? AND rank=? AND mode=? AND step>=? AND step<=?"
@@ -123,9 +123,12 @@ def _add_records(
         full = len(rows) == 4000
         newest = rows[-1][0]
         for step, layout, data in rows:
-            place = index.of(layout)
+            place = 8 * index.of(layout)
             if place >= 0 and not (full and step == newest and step != first):  # a cut step is read again, whole
-                points[step] = widen(points.get(step), _NUMBER.unpack_from(data, 8 * place)[0])
+                (value,) = unpack(data, place)
+                points[step] = (
+                    (value, value, 0) if step not in points and math.isfinite(value) else widen(points.get(step), value)
+                )
         if not full:
             return
         first = newest if newest != first else newest + 1

@@ -5,7 +5,8 @@ GET  /metrics             Prometheus text or OpenMetrics   GET  /healthz        
 GET  /api/v1/status       one run in full                  GET  /api/v1/stream     summaries as they change
 GET  /api/v1/findings     firing; all=1 every change,    GET  /api/v1/runs       runs of the history
                           all=latest newest states
-GET  /api/v1/series       one signal of one rank           GET  /api/v1/signals    names that it can be asked for
+GET  /api/v1/series       one signal of a rank or of         GET  /api/v1/signals    names that it can be asked for
+                          several, ranks=0,1,5
 GET  /api/v1/events       what is not a number             GET  /api/v1/history    requests, last state
 GET  /api/v1/heat         ranks against their median       GET  /api/v1/incidents  incidents of a run
 GET  /api/v1/incident     one incident in full             GET  /api/v1/walk       what each layer showed
@@ -35,7 +36,7 @@ from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.records import Action, Mode
 from grpo_sentinel.web import alertmanager_hook
-from grpo_sentinel.web.answers import Refused, Strict, integer
+from grpo_sentinel.web.answers import Refused, Strict, integer, integers
 from grpo_sentinel.web.bodies import pick, status_body
 from grpo_sentinel.web.explore import Explore
 from grpo_sentinel.web.guard import Guard
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16_384
 MAX_REASON_CHARACTERS = 500
 MAX_POINTS = 5000
+MAX_LINES = 16
 MAX_EVENTS = 500
 MAX_FINDINGS = 500
 
@@ -135,6 +137,7 @@ class Api:
         if not signal:
             raise Refused(400, "signal is missing; give one of /api/v1/signals")
         mode = Mode.EVALUATION if request.query_params.get("mode") == "evaluation" else Mode.TRAIN
+        several = integers(request, "ranks", MAX_LINES, 0, 2**31)
         rank = integer(request, "rank", 0, 0, 2**31)
         window = {
             "max_points": integer(request, "max_points", 1000, 1, MAX_POINTS),
@@ -142,8 +145,9 @@ class Api:
             "until_step": integer(request, "until", 2**62, 0, 2**62),
         }
         with self._open() as reader:
-            series = reader.series(self._run_id(request), rank, signal, mode=mode, **window)
-        return Strict(plain(series))
+            run_id = self._run_id(request)
+            found = [reader.series(run_id, one, signal, mode=mode, **window) for one in several or [rank]]
+        return Strict({"series": plain(found)} if several else plain(found[0]))
 
     def runs(self, _: Request) -> Response:
         with self._open() as reader:

@@ -164,6 +164,9 @@ def test_series_signals_runs_events_and_requests_come_from_the_history(world):
     assert code == 200
     assert 10 < len(body["steps"]) <= 50
     assert max(body["high"]) == 200
+    several = world.json("/api/v1/series?signal=policy.loss&ranks=0,7&max_points=50")[1]["series"]
+    assert several[0] == body
+    assert (several[1]["rank"], several[1]["steps"]) == (7, [])
     signals = world.json("/api/v1/signals")[1]
     assert signals["signals"] == ["policy.loss"]
     assert "local loss of the step" in signals["about"]["policy.loss"]["help"]
@@ -178,6 +181,8 @@ def test_series_signals_runs_events_and_requests_come_from_the_history(world):
     [
         ("/api/v1/series", 400, "signal is missing"),
         ("/api/v1/series?signal=x&rank=one", 400, "rank: expected a whole number, got 'one'"),
+        ("/api/v1/series?signal=x&ranks=0,one", 400, "ranks: expected a whole number, got 'one'"),
+        ("/api/v1/series?signal=x&ranks=" + ",".join("0" * 17), 400, "ranks: expected at most 16, got 17"),
         ("/api/v1/series?signal=x&max_points=0", 400, "max_points: expected 1 to 5000, got 0"),
         ("/api/v1/series?signal=x&rank=99999999999999999999", 400, "rank: expected"),
         ("/api/v1/runs", 503, "there is no history at"),

@@ -38,9 +38,9 @@ export async function refreshSignals() {
     if (document.activeElement !== byId("signal")) byId("signal").value = state.signal;
     if (!state.signal) { byId("chart-note").textContent = "No values have been stored yet."; return; }
     const ranks = ranksToDraw(), { mode, span } = chosen();
-    const answers = await Promise.all(ranks.map((rank) => get("series", { run, rank, signal: state.signal, mode, max_points: POINTS, ...span })));
-    await readTold(run);
-    if (turn === state.turn) show(ranks, answers);
+    const asked = get("series", { run, ranks: ranks.join(","), signal: state.signal, mode, max_points: POINTS, ...span });
+    const [{ series }] = await Promise.all([asked, readTold(run)]);
+    if (turn === state.turn) show(ranks, series);
   } catch (error) {
     byId("chart-note").textContent = error.message;
   }
