@@ -14,6 +14,7 @@ from benchmarks.faultbench.runs import Job
 
 SOURCES = ("gaussian", "student", "drifting", "seasonal")
 _GENTLE = {"learning_rate": 2e-5, "save_every": 100}
+_SLOW = {"learning_rate": 5e-6, "save_every": 100}
 CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "beta_zero": (LOOP1, {**_GENTLE, "beta": 0.0}),
     "beta_0.04": (LOOP1, {**_GENTLE, "beta": 0.04}),
@@ -23,11 +24,33 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "dr_grpo_unscaled": (LOOP1, {**_GENTLE, "scale_rewards": "none"}),
     "two_ranks": (LOOP2, {**_GENTLE}),
     "learns_fast": (LOOP1, {**_GENTLE, "learning_rate": 3e-4, "warmup": 20}),
-    "trl": (TRL1, {"learning_rate": 5e-6, "save_every": 100}),
-    "trl_beta": (TRL1, {"learning_rate": 5e-6, "save_every": 100, "beta": 0.04}),
-    "trl_two_iterations": (TRL1, {"learning_rate": 5e-6, "save_every": 100, "iterations": 2}),
-    "trl_lora": (TRL1, {"learning_rate": 5e-5, "save_every": 100, "lora": True}),
-    "trl_two_ranks": (TRL2, {"learning_rate": 5e-6, "save_every": 100}),
+    "trl": (TRL1, {**_SLOW}),
+    "trl_beta": (TRL1, {**_SLOW, "beta": 0.04}),
+    "trl_two_iterations": (TRL1, {**_SLOW, "iterations": 2}),
+    "trl_lora": (TRL1, {**_SLOW, "learning_rate": 5e-5, "lora": True}),
+    "trl_long_warmup_and_decay": (TRL1, {**_SLOW, "warmup": 300, "grpo": {"lr_scheduler_type": "cosine"}}),
+    "trl_mixed_lengths": (TRL1, {**_SLOW, "mixed_lengths": True, "max_completion_length": 20}),
+    "trl_learns": (TRL1, {**_SLOW, "learning_rate": 5e-5, "beta": 0.02}),
+    "trl_accumulates": (TRL1, {**_SLOW, "grpo": {"gradient_accumulation_steps": 2}}),
+    "trl_dapo": (
+        TRL1,
+        {
+            **_SLOW,
+            "iterations": 2,
+            "grpo": {"loss_type": "dapo", "epsilon_high": 0.28, "mask_truncated_completions": True},
+        },
+    ),
+    "trl_dr_grpo": (TRL1, {**_SLOW, "grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"}}),
+    "trl_gspo": (
+        TRL1,
+        {
+            **_SLOW,
+            "iterations": 2,
+            "grpo": {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        },
+    ),
+    "trl_cispo": (TRL1, {**_SLOW, "iterations": 2, "grpo": {"loss_type": "cispo", "epsilon_high": 5.0}}),
+    "trl_two_ranks": (TRL2, {**_SLOW}),
 }
 
 

@@ -43,6 +43,14 @@ def accuracy(prompts: list[Any], completions: list[Any], answer: list[str], **_:
     return scores
 
 
+def _with_examples(row: dict[str, Any], index: int) -> dict[str, Any]:
+    """Put up to seven worked sums before the question: prompts of 10 to 90 tokens."""
+    draw = random.Random(index)
+    pairs = [(draw.randint(0, 9), draw.randint(0, 9)) for _ in range(index % 8)]
+    shown = " ".join(f"{a} + {b} = {a + b} ." for a, b in pairs)
+    return {"prompt": [{"role": "user", "content": f"{shown} {row['prompt'][0]['content']}".strip()}]}
+
+
 class TrlRun:
     """One rank of one run."""
 
@@ -70,9 +78,8 @@ class TrlRun:
             max_steps=int(config.pop("steps", mechanism.steps)),
             per_device_train_batch_size=12,
             num_generations=6,
-            max_completion_length=12,
+            max_completion_length=int(config.pop("max_completion_length", 12)),
             learning_rate=config.pop("learning_rate", 5e-5),
-            lr_scheduler_type="constant_with_warmup",
             warmup_steps=int(config.pop("warmup", 4)),
             num_iterations=config.pop("iterations", 1),
             beta=config.pop("beta", 0.0),
@@ -88,18 +95,22 @@ class TrlRun:
             dataloader_pin_memory=False,
             disable_tqdm=True,
             seed=seed,
+            **{"lr_scheduler_type": "constant_with_warmup", **config.pop("grpo", {})},
         )
+        rows = load_dataset(
+            "json",
+            data_files=str(assets / "train.jsonl"),
+            split="train",
+            cache_dir=str(assets / "cache"),
+            keep_in_memory=True,
+        )
+        if config.pop("mixed_lengths", False):
+            rows = rows.map(_with_examples, with_indices=True, keep_in_memory=True)
         self.trainer = GRPOTrainer(
             model=policy,
             reward_funcs=[self._scored("accuracy", accuracy), judge],
             args=arguments,
-            train_dataset=load_dataset(
-                "json",
-                data_files=str(assets / "train.jsonl"),
-                split="train",
-                cache_dir=str(assets / "cache"),
-                keep_in_memory=True,
-            ),
+            train_dataset=rows,
             processing_class=PreTrainedTokenizerFast.from_pretrained(assets / "policy"),
             reward_processing_classes=[None, PreTrainedTokenizerFast.from_pretrained(assets / "reward_model")],
             **extra,

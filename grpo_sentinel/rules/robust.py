@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
@@ -52,6 +53,11 @@ class SortedWindow:
     def sigma(self) -> float:
         """Robust standard deviation, 1.4826 * MAD."""
         return MAD_TO_SIGMA * mad(self._sorted)
+
+    def log_sigma(self) -> float:
+        """Robust standard deviation of the logarithms of the values above 0."""
+        logs = [math.log(value) for value in self._sorted if value > 0]
+        return MAD_TO_SIGMA * mad(logs) if logs else 0.0
 
 
 def sorted_median(values: Sequence[float]) -> float:

@@ -82,6 +82,15 @@ def test_values_within_a_factor_of_four_are_no_spike(values: list[float]) -> Non
     assert bad_steps(feed({"kind": "spike", "signal": "policy.x", "direction": "both"}, values)) == []
 
 
+def test_sigmas_of_logarithms_follow_the_spread_of_what_varies_by_factors() -> None:
+    spec = {"kind": "spike", "signal": "policy.x", "ratio": 10, "sigmas": 9, "log": True}
+    draw = random.Random(3)
+    for spread, quiet, loud in ((0.1, 9.0, 12.0), (0.5, 30.0, 200.0)):  # e**(9 * 0.5) = 90
+        level = [math.exp(draw.gauss(0.0, spread)) for _ in range(50)]
+        assert bad_steps(feed(spec, [*level, quiet])) == []
+        assert bad_steps(feed(spec, [*level, loud])) == [51]
+
+
 def test_a_spike_does_not_enter_its_own_baseline() -> None:
     verdicts = feed({"kind": "spike", "signal": "policy.x", "adapt": 50}, [1, 1.1, 0.9] * 5 + [500.0] * 20)
     assert bad_steps(verdicts) == list(range(16, 36))

@@ -18,6 +18,9 @@ class Spike:
     Bad points stay out of the window, until `adapt` of them in a row show that the level has really changed.
     `ratio: 0` switches the ratio test off, for signals without a natural zero. `over_max` asks for that multiple of the
     window's largest value as well: a signal with two levels (a batch with and without signal) is no spike.
+    `log: true` takes the sigmas of logarithms: |ln(value / median)| > sigmas * 1.4826 MAD of ln. For what varies by
+    factors, as gradient norms do: where ten times the median comes once in a thousand healthy steps, the spread of
+    logarithms says so, while the MAD of the values themselves, which looks at the middle of the window only, does not.
     """
 
     signal: Expression
@@ -29,6 +32,7 @@ class Spike:
     floor: float = 0.0
     over_max: float = 0.0
     adapt: int = 15
+    log: bool = False
 
     def __post_init__(self) -> None:
         if self.direction not in ("up", "down", "both"):
@@ -37,6 +41,8 @@ class Spike:
             raise ValueError(f"expected window >= min_points >= 1, got {self.window} and {self.min_points}")
         if 0 < self.ratio <= 1:
             raise ValueError(f"ratio must exceed 1 (0 switches it off), got {self.ratio}")
+        if self.log and not self.ratio:
+            raise ValueError("log needs a ratio: a signal without a natural zero has no logarithms")
         self._window = SortedWindow(self.window)
         self._outside: list[float] = []
         self._learning = unable(f"learning what is normal for {self.signal.text} ({self.min_points} points)")
@@ -87,5 +93,9 @@ class Spike:
         elif not ((up and value > centre) or (down and value < centre)):
             return False
         distance = abs(value - centre)
-        # the cheap tests come first: a MAD costs a sort
-        return distance > self.floor and distance > self.sigmas * self._window.sigma()
+        if distance <= self.floor:
+            return False
+        # the cheap tests come first: a MAD costs a search
+        if self.log:
+            return abs(math.log(value / centre)) > self.sigmas * self._window.log_sigma()
+        return distance > self.sigmas * self._window.sigma()
