@@ -243,3 +243,10 @@ def test_a_closed_standard_stream_is_no_failure(closed: str, tmp_path: Path) -> 
     assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60, check=False).returncode == 7
     command = f"{sys.executable} -m grpo_sentinel.cli doctor {closed}"
     assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60, check=False).returncode in (0, 1)
+
+
+def test_the_package_is_the_command_line_where_its_script_is_not_on_the_path() -> None:
+    command = [sys.executable, "-m", "grpo_sentinel", "nonsense"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("grpo-sentinel: No such command 'nonsense'")
