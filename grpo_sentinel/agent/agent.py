@@ -8,6 +8,7 @@ Called from the training thread only.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -113,6 +114,8 @@ class Agent(Observations):
     @fails_open()
     def configure(self, **context: Any) -> None:
         """Take what is known of the trainer's configuration, and send it to the sidecar."""
+        if isinstance(context.get("output_dir"), (str, os.PathLike)):
+            context["output_dir"] = os.path.abspath(context["output_dir"])  # the sidecar's working directory is another
         self.observer.configure(context)
         self.event("config", context, step=self.step)
 

@@ -181,10 +181,10 @@ def pairs(guard: Guard, place: str, value: Any) -> list[tuple[str, Any]] | None:
 
 
 def place_on_disk(guard: Guard, place: str, value: Any) -> str:
-    """Give a path as text; "" for what is none."""
+    """Give an absolute path as text, since the sidecar has another working directory; "" for what is none."""
     try:
         if found := os.fsdecode(value):
-            return found
+            return os.path.abspath(found)
     except Exception:  # noqa: BLE001, S110 - objects of others raise what they like
         pass
     guard.refuse(place, f"{place}={shown(value)}): no path, so it cannot be kept or checked; give where it was saved")

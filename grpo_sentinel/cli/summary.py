@@ -96,8 +96,11 @@ def write_summary(
     made = [one for one in requests if one.request_id and one.requested_wall_ns >= started_ns]
     if made:
         last = made[-1]
-        say(f"  request {last.request_id} by {last.requested_by}: {last.state.name.lower()}"
+        what = last.action.name.lower().replace("_", "-")
+        say(f"  request {last.request_id} ({what}) by {last.requested_by}: {last.state.name.lower()}"
             + (f" at step {last.step}" if last.step else "") + (f", {last.detail}" if last.detail else ""))  # fmt: skip
+        if last.reason:
+            say(f"    because {last.reason}")
     for dry in [one for one in requests if one.dry_run][-1:]:
         say(f"  {dry.detail} ({dry.reason})")
     pinned = next((one.pinned_checkpoint for one in reversed(requests) if one.pinned_checkpoint), "")

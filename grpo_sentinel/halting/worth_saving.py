@@ -24,7 +24,7 @@ def worth_saving(asking: Sequence[Finding], firing: Callable[[], Sequence[Findin
     if not lost:
         return asking
     return [
-        replace(one, action=_INSTEAD[one.action], message=f"{one.message}; nothing is saved ({lost[0]})")
+        replace(one, action=_INSTEAD[one.action], message=f"nothing is saved ({lost[0]}): {one.message}")
         if one.action in _INSTEAD
         else one
         for one in asking

@@ -90,6 +90,17 @@ def test_gate_off_lets_everything_pass(loop):
     assert not bool(torch.isfinite(watched.net.weight).all())
 
 
+def test_paths_reach_the_sidecar_absolute_since_it_works_elsewhere(loop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    watched = loop()
+    watched.agent.configure(output_dir="out")
+    watched.step()
+    watched.agent.checkpoint_saved("out/checkpoint-1")
+    segment = watched.segment()
+    assert [body["output_dir"] for body in segment.of("config") if "output_dir" in body] == [str(tmp_path / "out")]
+    assert [body["path"] for body in segment.of("checkpoint")] == [str(tmp_path / "out" / "checkpoint-1")]
+
+
 def test_a_second_attachment_closes_the_first_and_takes_its_place(loop):
     first, second = loop(), loop()
     assert first.agent.closed

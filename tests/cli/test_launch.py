@@ -54,7 +54,7 @@ def test_a_run_resumed_under_its_name_after_a_halt_goes_on_and_can_be_halted_aga
     assert "nothing above a note was found" in resumed.stderr, "the summary is of this launch"
     again = launch(config, *bad)
     assert again.returncode == 83, again.stderr
-    assert "request 2 by" in again.stderr
+    assert "request 2 (checkpoint-and-halt) by" in again.stderr
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -117,6 +117,18 @@ def test_an_incident_pins_once_a_critical_finding_pins_again_and_the_number_is_b
     one.consider([replace(mild, state=FindingState.RESOLVED), finding("n", Action.NOTE, severity=Severity.NOTE)])
 
 
+def test_a_checkpoint_that_two_findings_of_one_turn_ask_for_is_told_once(
+    tmp_path: Path, background: Background, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint(tmp_path / "out", 4)
+    told: list[str] = []
+    one = pins(tmp_path, background, told)
+    one.consider([finding("grave", onset=8), finding("graver", onset=9)])
+    settled(background)
+    assert len(told) == len(one.paths) == 1
+    assert caplog.text.count("kept ") == 1
+
+
 def test_nothing_is_missed_when_rotation_takes_a_checkpoint_that_is_kept_already(
     tmp_path: Path, background: Background, caplog: pytest.LogCaptureFixture
 ) -> None:
