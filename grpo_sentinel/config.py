@@ -48,7 +48,9 @@ class AgentConfig(Section):
     )
     skip_above_norm: float | None = Field(None, gt=0, description="also stop updates whose pre-clip norm exceeds this")
     local_gradients: Literal["off", "on_anomaly", "always"] = Field(
-        "on_anomaly", description="watch each rank's own gradient before the all-reduce, to name the culprit"
+        "on_anomaly",
+        description="watch each rank's own gradient before the all-reduce, to name the culprit; "
+        "`on_anomaly`: for 20 steps after a norm that is not finite or 5 times its running level",
     )
     vote_every: int = Field(
         1, ge=1, description="step votes per comparison of parameter digests; gate and halt are agreed at every step"

@@ -153,8 +153,7 @@ class Observer:
     def data(self, batch: Mapping[str, Any]) -> dict[str, float]:
         """Read one micro-batch; the values are of all micro-batches of the step so far. Synchronises once."""
         self.micro_batch, self._micro_batches = self._micro_batches, self._micro_batches + 1
-        if self._local_steps_left > 0:
-            self._guard.run("local gradients", self._local.micro_batch)
+        self._border()
         known = {_DATA_NAMES[name]: value for name, value in batch.items() if name in _DATA_NAMES}
         others = {
             name: value for name, value in batch.items() if name not in _DATA_NAMES and isinstance(value, torch.Tensor)
@@ -176,6 +175,11 @@ class Observer:
                 self.tell("sample", {**body, "micro_batch": self.micro_batch})
         self.completion_tokens = values.get("data.completion_tokens", 0.0)
         return values
+
+    def _border(self) -> None:
+        """Let the hooks know that another micro-batch has begun; twice for the same one does no harm."""
+        if self._local_steps_left > 0:
+            self._guard.run("local gradients", self._local.micro_batch)
 
     def groups(self, prompts: Sequence[object], completions: Sequence[object]) -> dict[str, float]:
         """Judge the groups of a generation batch on the host."""
@@ -210,6 +214,7 @@ class Observer:
 
     def policy(self, tensors: Mapping[str, Any]) -> None:
         """Read one micro-batch's log-probs and loss; harvested with the step."""
+        self._border()
         if not self.full:
             tensors = {name: tensor for name, tensor in tensors.items() if name not in _POLICY_PROFILE}
         try:

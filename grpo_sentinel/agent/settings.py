@@ -57,7 +57,7 @@ class Settings:
     capture_files: int = 8
     handshake_seconds: float = 120.0  # how long ranks wait for each other's core at attach
     vote_timeout_seconds: float = 1800.0  # of the vote's own group; the job's default limit
-    local_gradient_steps: int = 20  # steps that the hooks stay armed after the last non-finite norm
+    local_gradient_steps: int = 20  # steps that the hooks stay armed after the last non-finite norm or spike
     run_id: str = ""  # "": from the environment, see `protocol.derive_run_id`
     samples: str = "hashed"  # off | hashed | full: token ids of a captured batch; `launch` says `incidents.samples`
     spool: str = ""  # where captured files wait for the sidecar; "": $XDG_STATE_HOME/grpo-sentinel/spool

@@ -13,6 +13,7 @@ from grpo_sentinel.agent.ballot import NONFINITE
 from grpo_sentinel.agent.core import Core, Outcome
 from grpo_sentinel.agent.guard import Guard, say
 from grpo_sentinel.agent.halt import HaltDesk
+from grpo_sentinel.agent.norm_level import NormLevel
 from grpo_sentinel.agent.observing import Observer
 from grpo_sentinel.agent.settings import Settings
 from grpo_sentinel.agent.step_clock import StepClock
@@ -46,6 +47,7 @@ class StepVote:
         self._clock = clock
         self._event = event
         self._held = 0
+        self._level = NormLevel()
 
     def hold(self, step: int) -> Outcome:
         """Vote; blocks until all ranks have come. Never raises, also when probes do."""
@@ -107,7 +109,9 @@ class StepVote:
     def _report(self, outcome: Outcome) -> None:
         if outcome.skip and not outcome.by_scaler:
             self._event("skip", _skip_body(outcome))
-        if outcome.flag == NONFINITE and not outcome.by_scaler and self._settings.local_gradients == "on_anomaly":
+        spikes = self._level.spikes(outcome.norm_max)  # the same on all ranks that have voted
+        faulty = spikes or (outcome.flag == NONFINITE and not outcome.by_scaler)
+        if faulty and self._settings.local_gradients == "on_anomaly":
             self._guard.run("local gradients", self._observer.arm_local_gradients)
         mismatched = self._observer.replicated and (outcome.norms_differ or outcome.digests_differ)
         if mismatched and not self.mismatched:

@@ -1,8 +1,9 @@
-"""Whose gradient, which parameter: what is known about non-finite numbers, from events and per-rank signals.
+"""Whose gradient, which parameter: what is known about non-finite numbers and spikes, from events and per-rank signals.
 
 After an all-reduce every rank holds the same NaN, so only two things name the culprit: a `nonfinite` event of
 `where: before_reduce` (a hook saw the local gradient), or a local loss, log-prob, reward or gradient count that is bad
-on some ranks only. Parameter names come with any `nonfinite` event.
+on some ranks only. Parameter names come with any `nonfinite` event. A spike is the same on all ranks as well: its rank
+shows only where hooks read every rank's own norm before the reduce, and one of them stands far above all others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 from grpo_sentinel.records import EventRecord, Frame
 
+_OWN_NORM = "gradient.norm_before_reduce"
+_FAR_ABOVE = 5.0  # times the next largest own norm
 _LOCAL = (
     "gradient.local_nonfinite_tensors",
     "policy.loss_nonfinite",
@@ -40,16 +43,25 @@ class Attribution:
         self._names_kept = names
         self._ranks: dict[int, dict[int, int]] = {}  # step -> rank -> strength
         self._names: dict[int, list[str]] = {}
+        self._largest: dict[int, Culprit] = {}  # step -> the rank whose own gradient stands far above all others
 
-    def frame(self, frame: Frame) -> None:
-        """Take the per-rank signals that are bad on some ranks and not on others."""
+    def frame(self, frame: Frame) -> bool:
+        """Take the per-rank signals that are bad on some ranks and not on others; tells whether one norm stands out."""
         if len(frame.ranks) < 2:
-            return
+            return False
         for strength, signal in ((2, _LOCAL[0]), *((1, name) for name in _LOCAL[1:])):
             bad = [rank for rank, row in frame.ranks.items() if _above_zero(row, signal)]
             if bad and len(bad) < len(frame.ranks):
                 for rank in bad:
                     self._blame(frame.step, rank, strength)
+        norms = sorted((row[_OWN_NORM], rank) for rank, row in frame.ranks.items() if _above_zero(row, _OWN_NORM))
+        if len(norms) < len(frame.ranks) or not norms[-1][0] > _FAR_ABOVE * norms[-2][0]:
+            return False
+        rank = norms[-1][1]
+        micro = frame.ranks[rank].get("gradient.worst_micro_batch")
+        self._largest[frame.step] = Culprit((rank,), () if micro is None else (f"micro-batch {micro:.0f}",))
+        self._forget(frame.step)
+        return True
 
     def event(self, event: EventRecord) -> None:
         """Take a `nonfinite` event."""
@@ -66,8 +78,14 @@ class Attribution:
                 del known[self._names_kept :]
         self._forget(event.step)
 
-    def culprit(self, since_step: int) -> Culprit:
-        """Say who it is by the strongest evidence from `since_step` on; the earliest names win."""
+    def culprit(self, since_step: int, kind: str = "nonfinite") -> Culprit:
+        """Say who it is by the strongest evidence from `since_step` on; the earliest names win.
+
+        `kind` is the rule's attribution: "own_gradient" asks for the first rank whose own norm stood out since then, and
+        for the micro-batch (0-based) that carried it.
+        """
+        if kind == "own_gradient":
+            return next((found for step, found in sorted(self._largest.items()) if step >= since_step), Culprit())
         best: dict[int, int] = {}
         for step, ranks in self._ranks.items():
             if step >= since_step:
@@ -84,7 +102,7 @@ class Attribution:
         self._forget(step)
 
     def _forget(self, step: int) -> None:
-        for table in (self._ranks, self._names):
+        for table in (self._ranks, self._names, self._largest):
             for old in [known for known in table if known < step - self._keep]:
                 del table[old]
 

@@ -44,7 +44,7 @@ class Engine:
         self._run_id = run_id
         self._trackers: dict[tuple[str, str, int | None, str], Tracker] = {}
         self._boards: dict[Mode, Board] = {}
-        self._roots = RootCause(rule.name for rule in rules if rule.bound)
+        self._roots = _chains(rules)
         self._attribution = Attribution()
         self._phases = PhasePast()
         self._context: dict[str, Any] = {}
@@ -77,7 +77,7 @@ class Engine:
         gone = [replace(finding, state=FindingState.RESOLVED, wall_ns=finding.wall_ns + 1) for finding in fired]
         self._trackers.clear()
         self._boards.clear()
-        self._roots = RootCause(rule.name for rule in self._given if rule.bound)
+        self._roots = _chains(self._given)
         self._attribution = Attribution()
         self._phases = PhasePast()
         self._step = 0
@@ -92,7 +92,7 @@ class Engine:
                 tracker.rest()
         for board in self._boards.values():
             board.clear()
-        self._roots = RootCause(rule.name for rule in self._given if rule.bound)
+        self._roots = _chains(self._given)
         self._attribution = Attribution()
         self._phases = PhasePast()
         self._step = 0
@@ -103,7 +103,7 @@ class Engine:
             return []
         if frame.mode is Mode.TRAIN:
             self._step = max(self._step, frame.step)
-        self._attribution.frame(frame)
+        named = self._attribution.frame(frame)
         self._phases.frame(frame)
         rows = frame.ranks
         board = self._board(frame.mode)
@@ -128,6 +128,8 @@ class Engine:
         else:
             plan.bounds.after(first)
             plan.others.after(second)
+        if named:
+            self._refine(frame.wall_ns, out)
         return out
 
     def _run(
@@ -302,8 +304,9 @@ class Engine:
         ranks = verdict.ranks or ((tracker.rank,) if tracker.rank is not None else self._blamed(tracker, view))
         subject = verdict.subject or tracker.label or entity
         if rule.attribution:
-            culprit = self._attribution.culprit(onset)
-            ranks = culprit.ranks or (ranks if 0 < len(ranks) < len(view.ranks) or len(view.ranks) == 1 else ())
+            culprit = self._attribution.culprit(onset, rule.attribution)
+            says = 0 < len(ranks) < len(view.ranks) or len(view.ranks) == 1 or rule.attribution != "nonfinite"
+            ranks = culprit.ranks or (ranks if says else ())
             subject = ", ".join(culprit.names) or subject
         if self._anonymous and len(view.ranks) == 1:  # an event says by itself whose it is
             ranks = ()
@@ -337,7 +340,7 @@ class Engine:
     def _blamed(self, tracker: Tracker, view: View) -> tuple[int, ...]:
         """Ranks whose own values break the rule; nobody when all do and the signal is the same on all."""
         ranks = tuple(rank for rank, row in view.ranks.items() if tracker.blames(row.get))
-        if len(ranks) == len(view.ranks) and len(ranks) > 1 and tracker.rule.attribution:
+        if len(ranks) == len(view.ranks) and len(ranks) > 1 and tracker.rule.attribution == "nonfinite":
             return ()
         return tuple(sorted(ranks))
 
@@ -347,7 +350,7 @@ class Engine:
             if tracker.finding is None or not tracker.rule.attribution:
                 continue
             known = self._roots.get(tracker.finding.finding_id)
-            culprit = self._attribution.culprit(known.onset_step)
+            culprit = self._attribution.culprit(known.onset_step, tracker.rule.attribution)
             ranks = culprit.ranks or known.ranks
             subject = ", ".join(culprit.names) or known.subject
             if (ranks, subject) == (known.ranks, known.subject):
@@ -356,6 +359,11 @@ class Engine:
                 tracker.rule, tracker.verdict, step=known.step, onset=known.onset_step, ranks=ranks, subject=subject
             )
             out.append(self._roots.update(replace(known, ranks=ranks, subject=subject, message=text, wall_ns=wall_ns)))
+
+
+def _chains(rules: RuleSet) -> RootCause:
+    """Begin without a finding."""
+    return RootCause((rule.name for rule in rules if rule.bound), (rule.name for rule in rules if rule.outcome))
 
 
 def _nothing(name: str) -> float | None:

@@ -23,7 +23,7 @@ from grpo_sentinel.settings_file import line_of
 
 _REQUIRED = ("name", "severity", "detect", "message", "why", "remedies")
 _OPTIONAL = (
-    "layer", "scope", "mode", "when", "unless", "for", "resolve_after", "cooldown", "bound", "attribution",
+    "layer", "scope", "mode", "when", "unless", "for", "resolve_after", "cooldown", "bound", "outcome", "attribution",
     "enabled", "action", "reference", "false_alarm_budget",
 )  # fmt: skip
 _FIELDS = ("value", "percent", "limit", "step", "onset", "ranks", "subject", "signal", "detail")
@@ -208,7 +208,8 @@ def _rule(entry: Any, layer: Any, source: str, line: int | None, builtin: bool) 
         when=_strings(entry.get("when", []), "when"),
         unless=None if entry.get("unless") is None else _checked(entry["unless"], "unless"),
         bound=bool(entry.get("bound", False)),
-        attribution=_choice(entry.get("attribution", ""), ("", "nonfinite"), "attribution"),
+        outcome=bool(entry.get("outcome", False)),
+        attribution=_choice(entry.get("attribution", ""), ("", "nonfinite", "own_gradient"), "attribution"),
         enabled=bool(entry.get("enabled", True)),
         message=_template(entry["message"]),
         why=str(entry["why"]).strip(),

@@ -32,7 +32,7 @@ def write(rule: Rule, verdict: Verdict, *, step: int, onset: int, ranks: Sequenc
         step=step,
         onset=onset,
         ranks=rank_words(ranks),
-        subject=subject or ("parameter not known" if rule.attribution else "?"),
+        subject=subject or ("parameter not known" if rule.attribution == "nonfinite" else "?"),
         signal=verdict.signal,
         detail=verdict.detail,
     )

@@ -48,7 +48,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: 1.0 / (1 + done))
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if options.get("scaler") else None
-        self.step = 0
+        self.step = self.micro = 0
         self.data = torch.Generator().manual_seed(RANK)
         self.verdicts, self.skipped = [], []
 
@@ -80,6 +80,10 @@ class Loop:
         if self.mine("local_nan"):  # before ours, as a fault of the model itself would be
             begin = self.mine("local_nan")[1]
             self.net[2].weight.register_hook(lambda g: torch.full_like(g, float("nan")) if self.step >= begin else g)
+        if self.mine("local_spike"):
+            spikes = self.mine("local_spike")[1]
+            spoiled = lambda g: g * 1000 if [self.step, self.micro] in spikes else g  # noqa: E731
+            self.net[2].weight.register_hook(spoiled)
         if self.mine("absent"):
             return NullAgent("absent")
         if self.mine("ring_is_a_file"):
@@ -150,7 +154,7 @@ class Loop:
             write_control(directory, word)
 
     def backward(self, agent):
-        for _ in range(self.options.get("accumulation", 1)):
+        for self.micro in range(self.options.get("accumulation", 1)):
             x = torch.randn(4, 8, generator=self.data)
             loss = (self.model(x) ** 2).mean()
             if self.now("loss_nan"):

@@ -127,6 +127,18 @@ def test_the_rank_whose_own_gradient_is_not_finite_is_named_by_itself_alone(two)
     assert result.ranks[0]["skipped"] == [[3, True], [4, True], [5, True]]
 
 
+def test_after_a_spike_the_hooks_show_whose_the_next_one_is_and_go_again(two):
+    result = two["local spike"]
+    steps = [result.segment(rank).steps() for rank in (0, 1)]
+    for rank in (0, 1):
+        watched = [n for n, values in steps[rank].items() if "gradient.norm_before_reduce" in values]
+        assert watched == list(range(11, 19)), "armed after the spikes of 10 and 14 on both ranks, four steps each"
+    own = [steps[rank][14]["gradient.norm_before_reduce"] for rank in (0, 1)]
+    assert own[1] > 100 * own[0]
+    assert steps[1][14]["gradient.worst_micro_batch"] == 1
+    assert all(rank["finite"] and rank["last_step"] == 24 for rank in result.ranks)
+
+
 def test_with_always_the_culprit_is_named_at_the_first_step_also_under_accumulation(two):
     result = two["local nan, always"]
     named = [e["step"] for e in result.segment(1).of("nonfinite") if e["where"] == "before_reduce"]

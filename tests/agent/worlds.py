@@ -43,6 +43,12 @@ TWO = {
     "fsdp2, norm unknown": {"parallel": "fsdp2", "reduced_nan": [1, 3]},
     "fsdp1, bound": {"parallel": "fsdp1", "settings": {"skip_above_norm": 1e6}, "steps": 3},
     "fsdp2, bound": {"parallel": "fsdp2", "settings": {"skip_above_norm": 1e6}, "steps": 3},
+    "local spike": {
+        "local_spike": [1, [[10, 1], [14, 1]]],
+        "accumulation": 2,
+        "steps": 24,
+        "settings": {"local_gradient_steps": 4},
+    },
     "local nan, always": {"local_nan": [1, 3], "steps": 3, "accumulation": 2, "settings": ALWAYS},
 }
 THREE = {

@@ -101,6 +101,18 @@ def test_nan_is_not_judged_by_a_bound() -> None:
     assert engine.abstaining() == {"high": "policy.x is not a number"}
 
 
+def test_a_spike_that_fires_takes_the_rank_and_micro_batch_as_soon_as_one_own_norm_stands_out() -> None:
+    engine = engine_of(rule(attribution="own_gradient", cooldown=0))
+    first = engine.frame(frame(5, {"policy.x": 9.0}, {"policy.x": 9.0}))
+    assert [finding.ranks for finding in first] == [(0, 1)], "after the reduce the spike is that of all"
+    near = {"policy.x": 9.0, "gradient.norm_before_reduce": 4.0, "gradient.worst_micro_batch": 0.0}
+    assert engine.frame(frame(6, near, near | {"gradient.norm_before_reduce": 19.0})) == []
+    assert engine.frame(frame(7, {"policy.x": 9.0}, near | {"gradient.norm_before_reduce": 90.0})) == [], "one is unknown"
+    far = near | {"gradient.norm_before_reduce": 21.0, "gradient.worst_micro_batch": 3.0}
+    (refined,) = engine.frame(frame(8, near, far))
+    assert (refined.finding_id, refined.ranks, refined.subject) == (first[0].finding_id, (1,), "micro-batch 3")
+
+
 def test_training_and_evaluation_have_trackers_of_their_own() -> None:
     engine = engine_of(rule(for_=2, mode="any"))
     assert engine.frame(frame(1, {"policy.x": 2})) == []
