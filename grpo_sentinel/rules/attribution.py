@@ -81,8 +81,8 @@ class Attribution:
     def culprit(self, since_step: int, kind: str = "nonfinite") -> Culprit:
         """Say who it is by the strongest evidence from `since_step` on; the earliest names win.
 
-        `kind` is the rule's attribution: "own_gradient" asks for the first rank whose own norm stood out since then, and
-        for the micro-batch (0-based) that carried it.
+        `kind` is the rule's attribution: "own_gradient" asks for the first rank whose own norm stood out since then,
+        and for the micro-batch (0-based) that carried it.
         """
         if kind == "own_gradient":
             return next((found for step, found in sorted(self._largest.items()) if step >= since_step), Culprit())

@@ -154,7 +154,8 @@ class Loop:
             write_control(directory, word)
 
     def backward(self, agent):
-        for self.micro in range(self.options.get("accumulation", 1)):
+        for micro in range(self.options.get("accumulation", 1)):
+            self.micro = micro
             x = torch.randn(4, 8, generator=self.data)
             loss = (self.model(x) ** 2).mean()
             if self.now("loss_nan"):
