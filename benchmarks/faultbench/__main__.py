@@ -2,9 +2,11 @@
 
     python -m benchmarks.faultbench [--mechanisms NAME,LAYER,...] [--seeds 1,2,3] [--trainers loop1,loop2,trl1,trl2]
                                     [--minutes N] [--parallel 2] [--report] [--healthy STEPS] [--synthetic STEPS]
+                                    [--rescore PREFIX,...]
 
 Every run's result lies in build/faultbench/results and is not made again; `--report` only scores and writes
-build/faultbench.json and the table of docs/faultbench.md.
+build/faultbench.json and the table of docs/faultbench.md. `--rescore` first judges the stored records of the runs whose
+names begin so by the rules as they are now.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so long")
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--rescore", default="", help="beginnings of names, comma-separated: judge their records again")
     parser.add_argument("--report", action="store_true", help="score what is stored, run nothing")
     parser.add_argument(
         "--healthy", type=int, default=0, metavar="STEPS", help="real healthy steps a configuration; 0 = none"
@@ -77,7 +80,11 @@ def build_assets(out: Path, trl: bool) -> None:
 
 def main() -> int:
     args = options()
-    if not args.report:
+    if args.rescore:
+        from benchmarks.faultbench.rescore import rescore
+
+        rescore(args.out, args.rescore.split(","), rules_in_use(), lambda text: print(text, file=sys.stderr, flush=True))
+    elif not args.report:
         run(args)
     from benchmarks.faultbench import report
 

@@ -4,6 +4,8 @@ Order is (onset step, layer), where what a bound decided goes before what a base
 right: within one step data comes before reward before policy before gradient before optimizer;
 between steps time decides, since a bad update of step s shows in the data of step s + 1. A finding joins a chain only
 where its layer can follow from the other's, and only within `gap_steps` of it. A note is never the root of more.
+An *outcome* - the level of a reward - shows what any layer does, is dated by a sum of small differences, which may be
+wrong by a few steps, and so gives way to what was wrong with the samples themselves from about then on.
 A rank whose own exception says that its peer had gone comes after all others of its step and the next.
 """
 
@@ -26,14 +28,22 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "sentinel": ("sentinel", "time"),
 }
 """layer -> layers whose trouble can follow from it."""
+_BEFORE_OUTCOMES = ("data", "policy")
+"""Layers that decide which samples are scored: prompts, and the policy (or its copy in an engine) that answers."""
+_DATED_WITHIN = 3  # steps by which an outcome's onset may be too early
 
 
 class RootCause:
     """The firing findings and who follows from whom."""
 
-    def __init__(self, bounds: Iterable[str] = (), gap_steps: int = 20, linger_steps: int = 20) -> None:
-        """`bounds`: rules that decide without a baseline; within one step they come before those that need one."""
+    def __init__(
+        self, bounds: Iterable[str] = (), outcomes: Iterable[str] = (), gap_steps: int = 20, linger_steps: int = 20
+    ) -> None:
+        """`bounds`: rules that decide without a baseline; within one step they come before those that need one.
+        `outcomes`: rules about the level of a reward.
+        """
         self._bounds = frozenset(bounds)
+        self._outcomes = frozenset(outcomes)
         self._gap = gap_steps
         self._linger = linger_steps
         self.left_alone: set[int] = set()  # ranks that failed because another one had gone
@@ -108,7 +118,10 @@ class RootCause:
     def _explains(self, cause: Finding, effect: Finding) -> bool:
         if cause.finding_id == effect.finding_id or effect.layer not in FOLLOWS[cause.layer]:
             return False
-        if self._onset(cause) > self._onset(effect) or self.order(cause) >= self.order(effect):
+        if self._gives_way(cause, effect) or not (
+            self._gives_way(effect, cause)
+            or (self._onset(cause) <= self._onset(effect) and self.order(cause) < self.order(effect))
+        ):
             return False
         if effect.layer == "sentinel" and effect.severity is Severity.NOTE:
             return False  # the sentinel's own small troubles are nobody's consequence
@@ -116,6 +129,16 @@ class RootCause:
             return False
         near = effect.onset_step - max(cause.onset_step, cause.step) <= self._gap
         return near or (cause.state is FindingState.FIRING and effect.onset_step - cause.onset_step <= 3 * self._gap)
+
+    def _gives_way(self, outcome: Finding, other: Finding) -> bool:
+        """Is the first an outcome that the second, of the samples, may well have begun before?"""
+        return (
+            outcome.rule in self._outcomes
+            and other.rule not in self._outcomes
+            and other.layer in _BEFORE_OUTCOMES
+            and other.severity >= outcome.severity
+            and self._onset(other) <= self._onset(outcome) + _DATED_WITHIN
+        )
 
     def _adopt(self, root: Finding) -> list[Finding]:
         """Hang those that this finding explains under its root: they came in before their cause was known."""

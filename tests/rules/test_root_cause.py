@@ -59,6 +59,21 @@ def test_a_reward_fault_does_not_explain_a_broken_gpu_but_a_gpu_explains_a_dead_
     assert roots.add(finding("dead", "time", 13))[0].root_id in ("r:all:10", "xid:all:12")
 
 
+def test_the_level_of_a_reward_gives_way_to_what_was_wrong_with_the_samples_from_about_then_on() -> None:
+    fell = finding("fell", "reward", 39, step=46)
+    for layer, onset, root in (("data", 42, True), ("policy", 42, True), ("data", 43, False), ("gradient", 41, False)):
+        for first, second in ((0, 1), (1, 0)):
+            roots = RootCause(outcomes=["fell"])
+            both = [fell, finding("other", layer, onset)]
+            roots.add(both[first])
+            roots.add(both[second])
+            assert roots.firing()[0].rule == ("other" if root else "fell"), (layer, onset, first)
+            assert roots.firing()[1].root_id == roots.firing()[0].finding_id
+    exact = RootCause()
+    exact.add(fell)
+    assert exact.add(finding("other", "data", 42))[0].root_id == fell.finding_id  # a fault of the reward itself
+
+
 def test_a_note_is_never_the_root_of_something_graver() -> None:
     roots = RootCause()
     roots.add(finding("note", "data", 10, severity=Severity.NOTE))
