@@ -78,12 +78,16 @@ def build_assets(out: Path, trl: bool) -> None:
         )
 
 
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def main() -> int:
     args = options()
     if args.rescore:
         from benchmarks.faultbench.rescore import rescore
 
-        rescore(args.out, args.rescore.split(","), rules_in_use(), lambda text: print(text, file=sys.stderr, flush=True))
+        rescore(args.out, args.rescore.split(","), rules_in_use(), tell)
     elif not args.report:
         run(args)
     from benchmarks.faultbench import report
@@ -119,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
             sidecar,
             parallel=args.parallel,
             rules=rules_in_use(),
-            tell=lambda text: print(text, file=sys.stderr, flush=True),
+            tell=tell,
         )
         if args.healthy:
             runner.make(healthy.jobs(trainers, args.healthy, args.only_healthy), deadline)
