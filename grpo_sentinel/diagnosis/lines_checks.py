@@ -59,6 +59,7 @@ _WHO_KILLED = ("`dmesg -T | grep -i -E 'killed process|oom'` on that node", "the
 WOULD_DECIDE: dict[str, tuple[str, ...]] = {
     "exit_minus_9": _WHO_KILLED,
     "sigkill": _WHO_KILLED,
+    "told_to_end": ("the scheduler's record of the job: time limit, preemption, cancelled by a user",),
     "illegal_access": ("a run with CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer", "`dmesg -T | grep Xid` on that node"),
     "device_assert": ("the assertion's own lines, printed before this one", "a run with CUDA_LAUNCH_BLOCKING=1"),
     "ray_eof": ("the worker's own log in /tmp/ray/session_latest/logs", "`dmesg -T` on that node"),
@@ -66,6 +67,7 @@ WOULD_DECIDE: dict[str, tuple[str, ...]] = {
     "segfault": ("a core dump, or faulthandler's stack",),
     "python_error": ("the whole traceback of the rank that failed first",),
     "unhandled_nccl": ("NCCL_DEBUG=INFO, and the log of the rank that ended first",),
+    "remote_error": ("the log of the rank that ended first: the others only lost it", "NCCL_DEBUG=INFO on all nodes"),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
-from grpo_sentinel.diagnosis.found import found
+from grpo_sentinel.diagnosis.found import GRAD, found
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView
 
@@ -40,6 +40,44 @@ def kl_out_of_bounds(view: LogView) -> Candidate | None:
                 tries=("raise beta (kl_coef), lower the learning rate", "look at the completions, not the reward"),
             )  # fmt: skip
     return None
+
+
+def kl_before_nan(view: LogView) -> Candidate | None:
+    """KL that multiplies from row to row until the gradient is not finite: exp(log-ratio) overflows."""
+    broken = next((p[0] for p in view.series(*GRAD) if not math.isfinite(p[2])), None)
+    points = view.series("kl", "actor/kl_loss", "policy.kl_k3_nats", "policy.kl_loss")
+    before = [p for p in points if broken is not None and p[0] < broken and math.isfinite(p[2])]
+    if broken is None or len(before) < 5:
+        return None
+    usual = median(p[2] for p in before[:-3])
+    climb = [p for p in before[-6:] if p[2] > max(10 * usual, 1.0)]
+    if not climb or climb[-1] is not before[-1] or climb[-1][2] < max(10.0, 100 * usual):
+        return None
+    index, row, value = climb[0]
+    return found(
+        view, "kl_overflow", "policy", 0.8, index, row,
+        f"KL to the reference climbed from {usual:.3g} to {value:.3g} and {climb[-1][2]:.3g}, then the gradient was no "
+        "longer finite: the exponential of the log-ratio overflows",
+    )  # fmt: skip
+
+
+def entropy_collapsed(view: LogView) -> Candidate | None:
+    """Entropy falls to next to nothing and stays, long before all groups score the same: the policy has one answer."""
+    points = [p for p in view.series("entropy", "policy.entropy_nats") if math.isfinite(p[2])]
+    if len(points) < 8:
+        return None
+    quarter = max(2, len(points) // 4)
+    first, last = median(p[2] for p in points[:quarter]), max(p[2] for p in points[-quarter:])
+    rewards = [p[2] for p in view.series("reward", "critic/score/mean", "reward.mean") if math.isfinite(p[2])]
+    best = max(rewards, default=0.0)
+    if first < 0.05 or last > 0.02 * first or last > 0.01 or best >= 0.9:
+        return None  # where nearly everything is right a sure policy is a good one
+    index, row, value = next(p for p in points if p[2] < 0.1 * first)
+    return found(
+        view, "entropy_collapsed", "policy", 0.7, index, row,
+        f"entropy fell from {first:.3g} to {value:.3g} here and below {last:.2g} at the end, at rewards of at most "
+        f"{best:.3g}: the policy gives one answer",
+    )  # fmt: skip
 
 
 def mismatch(view: LogView) -> Candidate | None:
@@ -93,7 +131,7 @@ def memory_growth(view: LogView) -> Candidate | None:
                 tries=("look for tensors kept across steps (lists of losses without .item(), caches)",),
             )  # fmt: skip
     residues = [float(hit.groups["used"]) for hit in view.hits.get("sleep_residue", ()) if "used" in hit.groups]
-    if len(residues) >= 3 and residues[-1] > 2 * residues[0] and residues == sorted(residues):
+    if len(residues) >= 3 and residues[-1] > 2 * residues[0] and residues[-1] >= 0.8 * max(residues):
         hit = view.hits["sleep_residue"][-1]
         return Candidate(
             name="sleep_residue_growth", layer="memory", confidence=0.8,
@@ -118,6 +156,8 @@ def _only_rises(values: Sequence[float]) -> bool:
 
 
 POLICY_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
+    kl_before_nan,
+    entropy_collapsed,
     mismatch,
     kl_out_of_bounds,
     length_explosion,

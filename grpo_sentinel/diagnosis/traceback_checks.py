@@ -11,7 +11,7 @@ from grpo_sentinel.history.logs.tracebacks import Frame, Traceback
 PASSED_ON = re.compile(
     r"RayTaskError|RayActorError|ActorDied|ActorUnavailable|ChildFailedError|CalledProcessError|EngineDead|EngineCore"
     r"|ProcessExited|ProcessRaised|DistBackendError|BrokenPipe|EOFError|KeyboardInterrupt|SystemExit|CancelledError"
-    r"|GetTimeoutError|WorkerCrashed|BrokenProcessPool|AcceleratorError"
+    r"|GetTimeoutError|WorkerCrashed|BrokenProcessPool|AcceleratorError|SignalException"
 )
 """Exceptions that only pass on that something else ended: no cause in themselves."""
 
@@ -25,7 +25,7 @@ _TYPES: tuple[tuple[str, str], ...] = (
         r"Connect|Disconnected|Dist\w*Error|Rendezvous|ReadTimeout|ConnectTimeout|HTTPError|gaierror|ProxyError",
         "communication",
     ),
-    (r"MemoryError", "memory"),
+    (r"MemoryError|OutOfDisk", "memory"),
     (
         r"ImportError|ModuleNotFoundError|SyntaxError|IndentationError|NameError|PermissionError|HfHub"
         r"|RepositoryNotFound",
@@ -42,8 +42,11 @@ _FRAMES: tuple[tuple[str, str], ...] = (
 _REWARD = re.compile(r"reward|compute_score|grader|verifier|math_verify|latex2sympy|judge", re.IGNORECASE)
 _REWARD_MODEL = re.compile(r"/(?:transformers/models|torch/nn|vllm)/")
 _CALLER = re.compile(
-    r"_calculate_rewards|compute_rewards?\b|_compute_rewards_per_func|_score_completions"
+    r"_calculate_rewards|compute_rewards?\b|_compute_rewards_per_func|(?<!and)_score_completions"
 )  # the trainer's side of the call
+
+_OF_REWARDS = re.compile(r"\breward_f(?:n|unc)\w*\(|output_reward|rewards_per_func|raw_rewards?\b|\brewards? = ")
+"""What the innermost frame was doing, by its source line: calling a reward function, or using what it gave."""
 
 _ELSEWHERE = re.compile(
     r"CUDA|cuDNN|NCCL|HIP|gloo|[Ww]orker|exited|[Kk]illed|[Ee]ngine|[Ss]ee (?:above|root)|terminated|[Cc]onnection"
@@ -133,7 +136,10 @@ def _reward_function(frames: tuple[Frame, ...]) -> str | None:
     """Name the innermost function of a reward; None where the failure lies in a model that gives the reward."""
     for place in range(len(frames) - 1, -1, -1):
         frame = frames[place]
-        if not _REWARD.search(f"{frame.path} {frame.function}"):
+        innermost = place == len(frames) - 1
+        if innermost and _OF_REWARDS.search(frame.source):
+            return frame.function
+        if not (_REWARD.search(_place(frame)) or _CALLER.search(frame.function)):
             continue
         inner = frames[place + 1 :]
         if any(_REWARD_MODEL.search(one.path) for one in inner):
@@ -146,25 +152,43 @@ def _reward_function(frames: tuple[Frame, ...]) -> str | None:
     return None
 
 
+_FORWARD = re.compile(r"/transformers/models/\S*modeling_\S* (?:forward|get_\w*features|\w*merge_input\w*)$")
+
+
+def _place(frame: Frame) -> str:
+    return f"{frame.path} {frame.function}"
+
+
 def _layer(traceback: Traceback) -> str | None:
     for pattern, layer in _TYPES:
         if re.search(pattern, traceback.type):
             return layer
+    if traceback.type == "ValueError" and traceback.frames and _FORWARD.search(_place(traceback.frames[-1])):
+        return "data"  # a model that refuses its input
     for frame in reversed(traceback.frames):
-        place = f"{frame.path} {frame.function}"
+        place = _place(frame)
         for pattern, layer in _FRAMES:
             if re.search(pattern, place):
                 return layer
-    if traceback.type.rpartition(".")[2] in ("KeyError", "IndexError") and _about_samples(traceback):
-        return "data"
     last = traceback.type.rpartition(".")[2]
+    if last == "KeyError" and _key_of_samples(traceback):
+        return "data"
+    if last in _ORDINARY and traceback.frames and _SAMPLES.search(traceback.frames[-1].source):
+        return "data"
     if last in ("Exception", "TimeoutError") or (last == "RuntimeError" and _ELSEWHERE.search(traceback.message)):
         return None  # too general without a frame that speaks, or the reason lies elsewhere
     return "tooling"
 
 
-def _about_samples(traceback: Traceback) -> bool:
-    """A key of a sample is missing: the frame handles inputs, or the key is one that data sets have."""
+_ORDINARY = ("KeyError", "IndexError", "TypeError", "AttributeError", "ValueError")
+_SAMPLES = re.compile(
+    r"\.map\(|\b(?:examples?|samples?|row|item)\[|\[[\"'](?:prompt|completion|answer|solution|question|messages|text)[\"']\]"
+)
+"""What the innermost frame was doing, by its source line: it took a sample apart."""
+
+
+def _key_of_samples(traceback: Traceback) -> bool:
+    """Tell whether the missing key is one that data sets have."""
     key = traceback.message.strip("'\"")
     return key in ("prompt", "completion", "answer", "solution", "messages", "text", "input_ids", "labels", "chosen",
                    "rejected", "images", "question", "ground_truth", "data_source", "reward_model")  # fmt: skip

@@ -7,6 +7,7 @@ comes after the chosen one is its chain. Witnesses alone (an exit code, an async
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from grpo_sentinel.diagnosis.absence_checks import ABSENCE_CHECKS
@@ -58,12 +59,24 @@ def judge(view: LogView) -> Diagnosis:
     )
 
 
+_OF_SERVERS = ("read_timeout", "refused", "disconnected", "connection_reset", "server_unreachable", "no_route")
+
+
 def _explained(candidate: Candidate, view: LogView) -> bool:
-    """A general marker on the last line of a traceback that runs through a reward function: the traceback says more."""
-    if candidate.name not in GENERIC or candidate.name == "python_error":
+    """A general marker, or one of a server that is away, inside a traceback that runs through a reward function.
+
+    The traceback says more: whose work it was, or whose server.
+    """
+    if candidate.name == "python_error" or candidate.name not in (*GENERIC, *_OF_SERVERS):
         return False
-    return any(found.layer == "reward" and found.evidence[0].line == candidate.evidence[0].line
-               for found in candidates_of_tracebacks(view))  # fmt: skip
+    at = candidate.evidence[0]
+    spans = {(t.last.source, t.last.number): t.first for t, _ in view.tracebacks}
+    return any(
+        found.layer == "reward"
+        and (seen := found.evidence[0]).source == at.source
+        and spans[seen.source, seen.line] <= at.line <= seen.line
+        for found in candidates_of_tracebacks(view)
+    )
 
 
 LASTING = frozenset(
@@ -73,6 +86,17 @@ LASTING = frozenset(
      "sleep_residue", "skipped_count", "machine_check", "pcie_error")
 )  # fmt: skip
 """Lines that stay true although the run goes on after them; all others would have ended it, or were said in passing."""
+
+
+_KERNEL = ("xid", "fallen_off_bus", "host_oom_kernel", "host_oom_cgroup", "machine_check", "pcie_error", "gpu_lost")
+_PROSE = re.compile(r"[a-z]{3,} (?!kernel\b)[a-z]{2,}.*?(?:NVRM|Killed|oom-kill|Hardware Error|AER|GPU is lost)")
+
+
+def _lasts(candidate: Candidate) -> bool:
+    """Tell whether a line stays true although the run goes on: not the kernel's words amid someone's prose."""
+    if candidate.name not in LASTING:
+        return False
+    return candidate.name not in _KERNEL or _PROSE.search(candidate.evidence[0].text) is None
 
 
 def _without_survived(found: list[Candidate], view: LogView) -> tuple[list[Candidate], list[str]]:
@@ -85,7 +109,7 @@ def _without_survived(found: list[Candidate], view: LogView) -> tuple[list[Candi
     }
     for one in found:
         place = f"{one.evidence[0].source}:{one.evidence[0].line}" if one.evidence else ""
-        if one.name in LASTING or not (view.survived(one.name) or place in outlived):
+        if _lasts(one) or not (view.survived(one.name) or place in outlived):
             kept.append(one)
         elif one.role != "teardown" and one.name != "reward_frame":
             notes.append(f"the run went on after: {one.says[:160]}")

@@ -13,9 +13,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import test_real_logs
 import test_reports
+import thread_rows
 import unseen_logs
 
 from grpo_sentinel.diagnosis.triage import diagnose
@@ -79,7 +81,9 @@ def reports_as_logs() -> Score:
         lines = test_reports.TOLD.get(name)
         if lines is None:
             lines = test_reports.rendered(report) if name in test_reports.SERIES else []
-            lines = lines + (report["log_facts"] if name not in test_reports.SERIES or name in (*test_reports.LINES, "C023") else [])
+            lines = lines + (
+                report["log_facts"] if name not in test_reports.SERIES or name in (*test_reports.LINES, "C023") else []
+            )
         score.add(name, _wanted(name), verdict_of(lines))
     return score
 
@@ -114,16 +118,26 @@ def later() -> Score:
     return score
 
 
+def threads() -> Score:
+    """Logs in the shape of public threads, the verdict written down before anything was run; learned from since."""
+    score = Score()
+    for name, layer, files in thread_rows.cases():
+        lines = (lines_of(io.BytesIO("\n".join([*text, ""]).encode()), source) for source, text in files.items())
+        score.add(name, layer, diagnose(chain.from_iterable(lines)).verdict)
+    return score
+
+
 def main() -> None:
     collections = {
         "reports, facts word for word": reports_as_given(), "reports that a log can show": reports_as_logs(),
         "logs of real runs": real_logs(), "unseen, the half to learn from": unseen(held_out=False),
         "unseen, the held-out half": unseen(held_out=True), "written later, learned from since": later(),
+        "of public threads, learned from since": threads(),
     }  # fmt: skip
     for name, score in collections.items():
         counts = score.counts
         print(
-            f"{name:32} {score.total:4} logs, {counts['decidable']} decidable: {score.right:.0%} of these right; of all "
+            f"{name:37} {score.total:4} logs, {counts['decidable']} decidable: {score.right:.0%} of these right; of all "
             f"{counts['wrong']} ({score.wrong:.1%}) confidently wrong, {counts['abstained']} abstained"
         )
         if "--misses" in sys.argv and "held-out" not in name:

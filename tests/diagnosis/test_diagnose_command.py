@@ -34,7 +34,7 @@ def test_a_trainer_state_is_read_entry_by_entry_also_when_it_is_cut_off(tmp_path
 
 def test_every_field_of_the_json_stands_in_the_guide(tmp_path: Path, capsys) -> None:
     path = tmp_path / "x.log"
-    path.write_text("\n".join(own_logs.torchrun_reward_keyerror()))
+    path.write_text("\n".join(own_logs.residue_then_oom()))
     main(["diagnose", str(path), "--json"])
     body = json.loads(capsys.readouterr().out)
     guide = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text()

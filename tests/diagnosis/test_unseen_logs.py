@@ -22,14 +22,30 @@ def test_every_log_that_was_written_later_is_right() -> None:
     assert score_diagnosis.later().misses == []
 
 
+def test_every_log_in_the_shape_of_a_public_thread_is_right() -> None:
+    score = score_diagnosis.threads()
+    assert score.total >= 120
+    assert score.misses == []
+
+
 def test_a_healthy_run_of_every_format_is_met_with_silence() -> None:
     healthy = {name: lines for name, (lines, layer) in unseen_logs.CASES.items() if layer == "none"}
-    assert {name: verdict.says for name, lines in healthy.items() if (verdict := score_diagnosis.verdict_of(lines)).layer != "none"} == {}
+    assert {
+        name: verdict.says
+        for name, lines in healthy.items()
+        if (verdict := score_diagnosis.verdict_of(lines)).layer != "none"
+    } == {}
 
 
 @pytest.mark.parametrize("form", unseen_logs.PRINTERS)
 def test_no_seed_and_no_heavy_tail_makes_a_healthy_run_look_ill(form: str) -> None:
-    kinds = (None, unseen_logs.heavy_tails, unseen_logs.noisy_reward, unseen_logs.saturates, unseen_logs.cosine_to_floor)
+    kinds = (
+        None,
+        unseen_logs.heavy_tails,
+        unseen_logs.noisy_reward,
+        unseen_logs.saturates,
+        unseen_logs.cosine_to_floor,
+    )
     for kind in kinds:
         for seed in range(4):
             verdict = score_diagnosis.verdict_of(unseen_logs.series_case(form, kind, seed * 37 + 5))

@@ -50,12 +50,13 @@ def _gate() -> re.Pattern[str]:
 
 
 _GATE = _gate()
+_RAISE = re.compile(r"(?:^|\s\s)raise [\w.]+\(")  # the source line of a frame: what is raised stands below it
 
 
 def find_marker(line: Line) -> Hit | None:
     """Give the first marker that this line carries, None for most lines."""
     text = line.text
-    if _GATE.search(text) is None:
+    if _GATE.search(text) is None or _RAISE.search(text) is not None:
         return None
     for marker, pattern in _COMPILED:
         if marker.needle in text:

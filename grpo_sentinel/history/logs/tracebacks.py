@@ -8,7 +8,7 @@ well. Memory is constant: the last `MAX_FRAMES` frames of one, the first `MAX_KE
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grpo_sentinel.history.logs.lines import Line
 
@@ -20,15 +20,19 @@ _MAX_GAP = 400  # lines of other ranks between two lines of one traceback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame: file and function as printed."""
+    """One frame: file and function as printed, and the source line below, which most tracebacks hold."""
 
     path: str
     function: str
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traceback:
-    """One finished traceback; `last` is the line of its exception, `first` the number of its first line."""
+    """One finished traceback; `last` is the line of its exception, `first` the number of its first line.
+
+    Exceptions raised from others are one: `first` is then where the first of them begins.
+    """
 
     first: int
     last: Line
@@ -43,6 +47,8 @@ _HEAD = re.compile(r"^(.{0,200}?)\s*Traceback \(most recent call last\)")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.{0,300})|:?$)")
 _DIGITS = re.compile(r"((?:[Rr]ank ?|pid=)\d+)|\d+")
 _TAIL = re.compile(r"\s*[|+]?\s*$")
+_CHAIN = ("direct cause of the following exception", "During handling of the above exception")
+_NEAR = 12  # lines of other ranks between the sentence that chains two tracebacks and the second of them
 
 
 @dataclass(slots=True)
@@ -60,6 +66,8 @@ class TracebackReader:
 
     kept: list[Traceback] = field(default_factory=list)
     _open: dict[tuple[str, str], _Open] = field(default_factory=dict)
+    _ended: dict[str, int] = field(default_factory=dict)  # by source: where the last finished one began
+    _chained: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: place of the sentence, that begin
 
     def feed(self, line: Line) -> Traceback | None:
         """Take one line; give the traceback that it ends."""
@@ -67,6 +75,8 @@ class TracebackReader:
         if 'File "' in text or "Traceback (most" in text or ("│ /" in text and ".py:" in text):
             self._note(line)
             return None
+        if "exception" in text and line.source in self._ended and any(sentence in text for sentence in _CHAIN):
+            self._chained[line.source] = line.number, self._ended[line.source]
         return self._finish(line) if self._open else None
 
     def _note(self, line: Line) -> None:
@@ -82,11 +92,16 @@ class TracebackReader:
         if one is None or head is not None or line.number - one.seen > _MAX_GAP:
             if len(self._open) >= _MAX_OPEN:
                 del self._open[next(iter(self._open))]
-            one = self._open[key] = _Open(prefix, shape, line.number, line.number)
+            one = self._open[key] = _Open(prefix, shape, self._begin(line), line.number)
         one.seen = line.number
         if frame is not None:
             one.frames.append(Frame(path=frame[2], function=frame[3]))
             del one.frames[:-MAX_FRAMES]
+
+    def _begin(self, line: Line) -> int:
+        """Number of the first line: that of the exception which this one was raised from, if there is one."""
+        sentence, first = self._chained.pop(line.source, (-_NEAR - 1, 0))
+        return first if line.number - sentence <= _NEAR else line.number
 
     def _finish(self, line: Line) -> Traceback | None:
         for key, one in self._open.items():
@@ -102,6 +117,7 @@ class TracebackReader:
                 rest = line.text[grown.end() :]
             body = rest[1:] if one.prefix and rest.startswith(" ") else rest
             if not body.strip() or body[0] in " \t^~|│╭╰":
+                _note_source(one, line, body)
                 if one.prefix:
                     one.seen = line.number
                     return None
@@ -115,6 +131,7 @@ class TracebackReader:
             if not _is_exception(found[1]):
                 continue
             del self._open[key]
+            self._ended[line.source] = one.first
             done = Traceback(
                 first=one.first, last=line, frames=tuple(one.frames), type=found[1], message=found[2] or ""
             )
@@ -122,6 +139,12 @@ class TracebackReader:
                 self.kept.append(done)
             return done
         return None
+
+
+def _note_source(one: _Open, line: Line, body: str) -> None:
+    """Keep the line right below a frame: what it was doing."""
+    if one.frames and not one.frames[-1].source and line.number <= one.seen + 2 and body.startswith("    "):
+        one.frames[-1] = replace(one.frames[-1], source=body.strip()[:200])
 
 
 _WORDS = ("Error", "Exception", "Exit", "Interrupt", "Timeout", "Warning", "Died", "Failure", "Stop", "Iteration")
