@@ -96,6 +96,8 @@ reward.func_samples[func] | count | gauge | sum | scores one function returned
 reward.func_latency_seconds[func] | seconds | gauge | max | wall time of the slowest call of the function since the last record
 reward.func_failures[func] | count | counter | sum | calls that raised
 reward.func_sanitized[func] | count | counter | sum | scores that sanitize_rewards() replaced or clamped
+reward.func_twin_mismatch[func] | count | gauge | sum | samples scored otherwise than an earlier sample of their group with the same completion, by more than 1 % of the batch's range; absent where no completion of a group repeats or completions are not known
+reward.func_repeated[func] | flag | gauge | max | every sample got the score of the one in its place in the batch before, though half or more of the completions are others; absent where the scores hold less than 40 bits, so that chance may do it
 reward.func_variance_share[func] | ratio | gauge | mean | variance of this function / sum of the variances of all functions (unweighted scores); with two functions or more
 reward.group_std_mean | | gauge | mean | mean over groups of finite rewards of the sample standard deviation (n-1) inside the group
 reward.zero_std_ratio | ratio | gauge | mean | groups whose rewards are all equal and finite, among groups of finite rewards
@@ -187,6 +189,7 @@ gradient.zero_tensors | count | gauge | max | parameters whose gradient is exact
 gradient.missing_tensors | count | gauge | max | trainable parameters without a gradient
 gradient.tensors | count | gauge | same | parameters with a gradient
 gradient.clip_coefficient | ratio | gauge | same | factor applied by clipping: min(1, clip_limit / (norm_preclip + 1e-6)), 1 = none
+gradient.carried_norm | | gauge | max | largest norm, over three small parameters, of what is in `.grad` when the first gradient of the step arrives: 0 where the step before was cleared
 gradient.clip_limit | | gauge | same | max_grad_norm of the trainer; absent when it does not clip
 gradient.top_share | ratio | gauge | max | share of the squared norm that the largest tensor carries; absent when the norm is 0 or not finite
 gradient.group_norm[group] | | gauge | same | L2 norm of one block of layers on this rank (model.layers.3), or of one module outside the blocks
@@ -194,6 +197,9 @@ gradient.sparse_tensors | count | gauge | max | sparse gradients, read through t
 gradient.unread_tensors | count | gauge | max | gradients that cannot be read (meta, quantised, integer): unknown, not zero
 # ---- optimizer
 optimizer.learning_rate | | gauge | same | learning rate of the first group as the step used it
+optimizer.beta1 | ratio | gauge | same | share of the first moment that a step keeps (first group; Adam and its kin)
+optimizer.beta2 | ratio | gauge | same | share of the second moment that a step keeps
+optimizer.weight_decay | | gauge | same | weight decay of the first group
 optimizer.learning_rate_expected | | gauge | same | what the schedule says for this step; absent when there is none
 optimizer.update_norm | | gauge | same | L2 norm of the weight change of this step, estimated from a hashed sample (relative standard error about 1 %)
 optimizer.update_ratio | ratio | gauge | same | update_norm / weight_norm
@@ -214,6 +220,9 @@ optimizer.unheld_parameters | count | gauge | same | trainable parameters that n
 optimizer.stale_parameters | count | gauge | same | parameters in optimizer groups that the model does not hold any more
 optimizer.state_shape_mismatch | count | gauge | same | moment tensors whose shape is not their parameter's
 optimizer.bf16_swallowed_ratio | ratio | gauge | mean | sampled bf16 weights that were left bit-equal though their first moment (or gradient) is not zero
+optimizer.bf16_image_same_ratio | ratio | gauge | mean | float32 weights whose bf16 image is the same after the step, from the sample, weighted by size: what a rollout engine in bf16 sees nothing of yet; absent without float32 weights or at rate 0
+optimizer.tensor_std_max[of] | | gauge | max | largest standard deviation of the elements of one tensor, over `weights`, `moment1` or `moment2`, at every 16th step only; 32 or more sampled elements of each (relative standard error 13 % or less for Gaussian ones)
+optimizer.tensor_std_min[of] | | gauge | min | smallest of the same, over the tensors of two elements or more: 0 is a constant tensor (a fresh norm or bias)
 optimizer.parameter_digest | | gauge | same | 52-bit digest of a fixed sample of the weights' bits (32 or more of every tensor): replicas must be equal; absent when sharded
 optimizer.low_precision_weights | flag | gauge | same | weights are stepped in bf16 or fp16 without a float32 master
 # ---- memory
@@ -345,6 +354,8 @@ optimizer.moment | hashed sample of the moments | sample, sampled
 optimizer.nonfinite_moments | all moments, every 16th step | pass, sampled
 optimizer.unchanged_tensors | hashed sample of the weights, before and after the step | sample, sampled
 optimizer.sampled_tensors | hashed sample of the weights | sample, sampled
+optimizer.tensor_std | hashed sample of weights and moments, every 16th step | sample, sampled
+optimizer.bf16_image_same_ratio | hashed sample of the weights, before and after the step | sample, sampled
 optimizer.bf16_swallowed_ratio | hashed sample of the weights, before and after the step | sample, sampled
 optimizer.parameter_digest | bits of a fixed sample of the weights | sample, sampled
 optimizer.weight | all trained parameters after the step | pass

@@ -61,6 +61,7 @@ def everything():
         ("allocated_bytes.all.current", "reserved_bytes.all.current", "allocated_bytes.all.peak",
          "inactive_split_bytes.all.current", "num_alloc_retries", "num_ooms"), 0)))  # fmt: skip
     net = torch.nn.Linear(4, 4).bfloat16()
+    net.single = torch.nn.Parameter(torch.ones(4))
     optimizer, watch, local = torch.optim.AdamW(net.parameters(), lr=1e-3), OptimizerProbe(), LocalWatch()
     local.arm(net.named_parameters())
     net(torch.ones(1, 4).bfloat16()).sum().backward()

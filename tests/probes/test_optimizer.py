@@ -292,3 +292,68 @@ def test_a_step_is_watched_without_waiting_changing_or_keeping_anything():
     gc.collect()
     assert [ref() for ref in seen] == [None] * len(seen)
     assert harvest(pack).values["optimizer.sampled_tensors"] == 4
+
+
+def test_the_share_of_float32_weights_whose_bf16_image_stands_still_is_that_of_the_sampled_ones():
+    net = model((64, 64))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, weight_decay=0)
+    old = [p.detach().clone() for p in net.parameters()]
+    found, _ = train_step(net, optimizer, OptimizerProbe())
+    same = [(p.detach().bfloat16() == q.bfloat16()) for p, q in zip(net.parameters(), old, strict=True)]
+    true = float(torch.cat([s.flatten() for s in same]).double().mean())
+    assert 0.5 < true < 0.999
+    assert found.values["optimizer.bf16_image_same_ratio"] == pytest.approx(true, abs=0.02)
+    whole = model((4, 8))  # read whole: exact
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-4, weight_decay=0)
+    old = [p.detach().clone() for p in whole.parameters()]
+    found, _ = train_step(whole, optimizer, OptimizerProbe())
+    same = [(p.detach().bfloat16() == q.bfloat16()) for p, q in zip(whole.parameters(), old, strict=True)]
+    assert found.values["optimizer.bf16_image_same_ratio"] == float(
+        torch.cat([s.flatten() for s in same]).double().mean()
+    )
+
+
+def test_weights_of_another_dtype_do_not_count_among_the_float32_ones():
+    narrow = model((64, 64), dtype=torch.bfloat16)
+    found, _ = train_step(narrow, torch.optim.SGD(narrow.parameters(), lr=1e-9), OptimizerProbe())
+    assert "optimizer.bf16_image_same_ratio" not in found.values
+    wide, narrow = torch.nn.Parameter(torch.ones(32)), torch.nn.Parameter(torch.ones(32, dtype=torch.bfloat16))
+    optimizer, watch = torch.optim.SGD([wide, narrow], lr=1.0), OptimizerProbe()
+    wide.grad, narrow.grad = torch.zeros(32), torch.ones(32, dtype=torch.bfloat16)
+    wide.grad[:8] = 1e-5
+    wide.grad[8:12] = 0.5
+    watch.before_step(optimizer)
+    optimizer.step()
+    values = harvest(watch.after_step(optimizer)).values
+    assert values["optimizer.bf16_image_same_ratio"] == 28 / 32
+    optimizer.param_groups[0]["lr"] = 0.0
+    watch.before_step(optimizer)
+    optimizer.step()
+    assert "optimizer.bf16_image_same_ratio" not in harvest(watch.after_step(optimizer)).values
+
+
+def test_the_spread_of_every_tensor_is_read_at_every_full_step_and_its_extremes_named():
+    net = model((32, 32, 32))
+    with torch.no_grad():
+        net[1].bias.fill_(0.25)
+    optimizer, watch = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0), OptimizerProbe(full_every=2)
+    found, _ = train_step(net, optimizer, watch)
+    stds = {name: float(p.detach().double().std(correction=0)) for name, p in net.named_parameters()}
+    top = max(stds.values())
+    assert found.values["optimizer.tensor_std_max[weights]"] == pytest.approx(top, rel=0.15)
+    assert found.values["optimizer.tensor_std_min[weights]"] == pytest.approx(min(stds.values()), rel=1e-6)
+    assert found.subjects["optimizer.tensor_std_min[weights]"] == "1.bias"
+    for order, name in ((1, "exp_avg"), (2, "exp_avg_sq")):
+        low = min(float(optimizer.state[p][name].double().std(correction=0)) for p in net.parameters())
+        assert found.values[f"optimizer.tensor_std_min[moment{order}]"] == pytest.approx(low, rel=0.3)
+    found, _ = train_step(net, optimizer, watch)
+    assert not any("tensor_std" in name for name in found.values)
+
+
+def test_the_spread_of_tensors_that_are_read_whole_is_exact_and_one_element_has_none():
+    parameters = [torch.nn.Parameter(torch.randn(32)), torch.nn.Parameter(torch.tensor(3.0))]
+    optimizer, watch = torch.optim.SGD(parameters, lr=0.0), OptimizerProbe()
+    values = harvest(watch.after_step(optimizer)).values
+    std = float(parameters[0].detach().double().std(correction=0))
+    assert values["optimizer.tensor_std_max[weights]"] == pytest.approx(std, rel=1e-12)
+    assert values["optimizer.tensor_std_min[weights]"] == values["optimizer.tensor_std_max[weights]"]

@@ -3,6 +3,7 @@
     exact, every step         norm, largest element and non-finite state of every weight tensor (one pass)
     exact, every `full_every` non-finite moments
     hashed sample             update norm, moment norms, unchanged tensors, updates swallowed by bf16, digest
+    the same, `full_every`    deviation of every weight and moment tensor
 
 The sample holds at least `sample_per_tensor` elements of every tensor and more of the large ones, at fixed positions. A
 norm of n sampled elements estimates that of all with a relative standard error near sqrt((kurtosis - 1) / 4n): about
@@ -125,9 +126,10 @@ class OptimizerProbe:
     ) -> tuple[torch.Tensor, Layout]:
         extremes = norms.read(weights.flats)
         pieces: dict[str, torch.Tensor] = {"weights": extremes.raw}
+        seldom = bool(self._full_every) and self._calls % self._full_every == 1 % self._full_every
         if full:
-            self._read_sample(optimizer, weights, before, pieces)
-        if self._full_every and self._calls % self._full_every == 1 % self._full_every:
+            self._read_sample(optimizer, weights, before, pieces, seldom)
+        if seldom:
             pieces.update(_nonfinite_moments(optimizer, weights.parameters))
         layout = Layout(
             fields=tuple((name, piece.numel()) for name, piece in pieces.items()),
@@ -135,6 +137,7 @@ class OptimizerProbe:
             pieces=extremes.pieces,
             plan=weights.plan,
             facts=facts,
+            single=tuple(view.dtype is torch.float32 for view in weights.flats),
         )
         return vector(list(pieces.values())), layout
 
@@ -144,9 +147,13 @@ class OptimizerProbe:
         weights: _Weights,
         before: torch.Tensor | None,
         pieces: dict[str, torch.Tensor],
+        seldom: bool,
     ) -> None:
         after = sample.gather(weights.flats, weights.plan.cuts)
         moments = _moments(optimizer, weights)
+        if seldom and len(after) and not after.dtype.is_complex:
+            pieces["row_sums"] = torch.stack([_row_sums(x, weights.plan.width) for x in (after, *moments.values())])
+            pieces["row_squares"] = _row_squares(_wide(after), weights.plan.width)
         if moments:
             squares = _row_squares(_wide(torch.cat(list(moments.values()))), weights.plan.width)
             pieces.update(zip((f"moment{order}" for order in moments), squares.chunk(len(moments)), strict=True))
@@ -195,13 +202,18 @@ def _changes(
     weights: _Weights,
     narrow: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
-    """Per row of the sample: squared change, elements changed; and bf16 weights that an update should have moved."""
+    """Per row of the sample: squared change, elements changed, elements of float32 that a copy in bf16 shows unchanged.
+
+    And how many bf16 weights an update should have moved, and did not.
+    """
     width = weights.plan.width
     changed = before != after
     out = {
         "update": _row_squares(_wide(after) - _wide(before), width),
         "changed": changed.view(-1, width).any(1),
     }
+    if any(view.dtype is torch.float32 for view in weights.flats) and not after.dtype.is_complex:
+        out["image_same"] = (before.bfloat16() == after.bfloat16()).view(-1, width).sum(1)
     if narrow is not None:
         intended = _gradients(weights) if moment is None else moment
         meant = (intended != 0).view(-1, width) & narrow
@@ -244,6 +256,10 @@ def _row_squares(parts: torch.Tensor, width: int) -> torch.Tensor:
     """Sum squares over the `width` elements of each row, real and imaginary parts alike."""
     per_row = width * (2 if parts.dim() == 2 else 1)
     return (parts * parts).view(-1, per_row).sum(1)
+
+
+def _row_sums(sampled: torch.Tensor, width: int) -> torch.Tensor:
+    return _wide(sampled).view(-1, width).sum(1)
 
 
 def _version(weights: _Weights) -> int:

@@ -22,6 +22,7 @@ class Layout:
     pieces: tuple[int, ...]
     plan: Rows
     facts: dict[str, float]
+    single: tuple[bool, ...]  # which of them are float32
 
 
 def finish(parts: Sequence[Part]) -> Harvest:
@@ -42,11 +43,13 @@ def finish(parts: Sequence[Part]) -> Harvest:
     for order in (1, 2):
         if f"moment{order}" in raw:
             values[f"optimizer.moment{order}_norm"] = _estimate(raw[f"moment{order}"], layout.plan)
+    subjects = _spreads(raw, layout, values) if "row_sums" in raw else {}
     if "moment_squares" in raw:
         values["optimizer.nonfinite_moments"] = float((~raw["moment_squares"].isfinite()).sum())
     if "digest" in raw:
         values["optimizer.parameter_digest"] = float(raw["digest"])
-    return Harvest(values, nonfinite=(NonFinite("weights", tuple(layout.names[i] for i in bad)),) if bad else ())
+    named = (NonFinite("weights", tuple(layout.names[i] for i in bad)),) if bad else ()
+    return Harvest(values, nonfinite=named, subjects=subjects)
 
 
 def _updates(raw: dict[str, torch.Tensor], layout: Layout, weight_norm: float) -> dict[str, float]:
@@ -64,7 +67,34 @@ def _updates(raw: dict[str, torch.Tensor], layout: Layout, weight_norm: float) -
         out["optimizer.update_ratio"] = norm / weight_norm
     if "meant" in raw and float(raw["meant"]) and layout.facts.get("optimizer.learning_rate", 1.0):
         out["optimizer.bf16_swallowed_ratio"] = float(raw["swallowed"] / raw["meant"])
+    if "image_same" in raw and layout.facts.get("optimizer.learning_rate", 1.0):
+        rows = torch.tensor(layout.single)[layout.plan.owner].double() * layout.plan.weight
+        out["optimizer.bf16_image_same_ratio"] = float(raw["image_same"] @ rows / (layout.plan.width * rows.sum()))
     return out
+
+
+def _spreads(raw: dict[str, torch.Tensor], layout: Layout, values: dict[str, float]) -> dict[str, str]:
+    """Largest and smallest standard deviation over the tensors of two elements or more; names those of the weights."""
+    plan, subjects = layout.plan, {}
+    kinds = ["weights", *(f"moment{order}" for order in (1, 2) if f"moment{order}" in raw)]
+    squares = [raw["row_squares"], *(raw[kind] for kind in kinds[1:])]
+    known = _by_tensor(plan.weight * plan.width, layout) > 1.5
+    for kind, sums, square in zip(kinds, raw["row_sums"].view(len(kinds), -1), squares, strict=True):
+        count = _by_tensor(torch.full_like(sums, plan.width), layout)
+        mean = _by_tensor(sums, layout) / count
+        spread = (_by_tensor(square, layout) / count - mean * mean).clamp(min=0).sqrt()
+        places = (known & spread.isfinite()).nonzero().flatten()
+        if not len(places):
+            continue
+        for what, index in (("max", spread[places].argmax()), ("min", spread[places].argmin())):
+            values[f"optimizer.tensor_std_{what}[{kind}]"] = float(spread[places][index])
+            if kind == "weights":
+                subjects[f"optimizer.tensor_std_{what}[{kind}]"] = layout.names[int(places[index])]
+    return subjects
+
+
+def _by_tensor(per_row: torch.Tensor, layout: Layout) -> torch.Tensor:
+    return torch.zeros(len(layout.names), dtype=torch.float64).index_add_(0, layout.plan.owner, per_row)
 
 
 def _estimate(row_squares: torch.Tensor, plan: Rows) -> float:
