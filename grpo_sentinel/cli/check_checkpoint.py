@@ -1,4 +1,4 @@
-"""`grpo-sentinel check checkpoint`: can a restart use this directory?"""
+"""`grpo-sentinel check checkpoint`: can a restart use this directory, or this file?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLOURS = {Resumable.YES: "green", Resumable.NO: "red", Resumable.CANNOT_TELL: 
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR|FILE", type=click.Path(path_type=Path))
 @click.option("--quick", is_flag=True, help="Tell whole from half without reading the numbers.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/checkpoint-check)."

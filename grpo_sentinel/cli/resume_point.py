@@ -10,6 +10,7 @@ import click
 from grpo_sentinel.cli.runs import NoRun, settings
 from grpo_sentinel.daemon.places import belongs_to, state_dir
 from grpo_sentinel.errors import HistoryError
+from grpo_sentinel.halting.checkpoints import step_of
 from grpo_sentinel.history import HistoryReader, RunInfo, history_path
 from grpo_sentinel.preflight.resume import ResumePoint, output_directory, resume_point
 
@@ -52,9 +53,9 @@ def _open(path: Path) -> HistoryReader | None:
 
 def _directory(what: str | None, reader: HistoryReader | None, fixed: str | None) -> Path:
     """Find the output directory that is meant. Raises `NoRun`."""
-    if what is not None and Path(what).is_dir():
+    if what is not None and Path(what).exists():
         path = Path(what).resolve()
-        return path.parent if path.name.startswith("checkpoint-") else path
+        return path.parent if step_of(path.name) is not None else path
     runs: list[RunInfo] = reader.runs() if reader is not None else []
     if what is not None:
         runs = [run for run in runs if belongs_to(Path(run.run_id), what)]

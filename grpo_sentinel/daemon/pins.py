@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import errno
 import logging
-import shutil
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_sentinel.config import HaltingConfig
 from grpo_sentinel.daemon.background import Background
-from grpo_sentinel.halting.checkpoints import PINNED_NAME, Checkpoint, check_finite, newest_before, pin, scan_directory
+from grpo_sentinel.halting.checkpoints import Checkpoint, check_finite, newest_before, scan_directory, step_of
+from grpo_sentinel.halting.pin import PINNED_NAME, pin, remove
 from grpo_sentinel.records import Action, EventRecord, Finding, FindingState, Severity
 
 log = logging.getLogger(__name__)
 
 MOST_PINS = 3
 """Pinned checkpoints per run: each may cost a whole checkpoint's space."""
+
+_MOST_REPORTED = 64
 
 
 class Pins:
@@ -43,6 +46,7 @@ class Pins:
         self._fixed = config.checkpoint_dir is not None
         self.directory = Path(config.checkpoint_dir) if config.checkpoint_dir is not None else None
         self.paths: list[Path] = []
+        self._reported: deque[Path] = deque(maxlen=_MOST_REPORTED)  # finished, as the trainer says
         self._firing: set[str] = set()
 
     def observe(self, events: Sequence[EventRecord]) -> None:
@@ -51,7 +55,9 @@ class Pins:
             if event.kind == "config":
                 self.look_in(event.body.get("output_dir"))
             elif event.kind == "checkpoint" and event.body.get("path"):
-                self.look_in(str(Path(str(event.body["path"])).parent))
+                path = Path(str(event.body["path"]))
+                self._reported.append(path)
+                self.look_in(str(path.parent))
 
     def look_in(self, directory: object) -> None:
         """Take `directory` as the place of checkpoints, unless the configuration names one."""
@@ -77,23 +83,23 @@ class Pins:
             return
         if any(_step(path) == onset - 1 for path in self.paths):
             return
+        reported = frozenset(self._reported)
         self._background.submit(
-            f"pinning the checkpoint before step {onset}", lambda: self._pin_before(directory, onset)
+            f"pinning the checkpoint before step {onset}", lambda: self._pin_before(directory, onset, reported)
         )
 
-    def _pin_before(self, directory: Path, onset: int) -> Callable[[], None] | None:
+    def _pin_before(self, directory: Path, onset: int, reported: frozenset[Path]) -> Callable[[], None] | None:
         """Runs in the background; gives what the loop has to do then."""
-        candidates = newest_before(scan_directory(directory), onset)
+        candidates = newest_before(scan_directory(directory, reported), onset)
         for checkpoint in candidates:
             if any(path.name == checkpoint.path.name for path in self.paths):
                 return None
             kept = self._keep(checkpoint)
-            report = check_finite(kept)
-            if not report.nonfinite:
-                return lambda: self._pinned(kept, onset)
-            name, count = next(iter(report.nonfinite.items()))
-            log.warning("%s holds %d non-finite values in %s: not kept, looking further back", kept, count, name)
-            shutil.rmtree(kept, ignore_errors=True)
+            bad, told = _numbers(kept)
+            if not bad:
+                return lambda: self._pinned(kept, onset, told)
+            log.warning("%s %s: not kept, looking further back", kept, bad)
+            remove(kept)
         if not any(0 <= _step(path) < onset for path in self.paths):
             log.warning("no whole checkpoint from before step %d in %s: nothing to keep", onset, directory)
         return None
@@ -107,14 +113,26 @@ class Pins:
                 raise
             return pin(checkpoint, self._state / "pinned" / self._run_id, tag)
 
-    def _pinned(self, path: Path, onset: int) -> None:
+    def _pinned(self, path: Path, onset: int, told: str) -> None:
         if path in self.paths:  # two findings of one turn asked for the same
             return
         self.paths.append(path)
-        log.warning("kept %s: the newest checkpoint from before step %d, all its weights are finite", path, onset)
+        log.warning("kept %s: the newest checkpoint from before step %d, %s", path, onset, told)
         self._on_pinned(str(path))
 
 
+def _numbers(path: Path) -> tuple[str, str]:
+    """Read a checkpoint's weights: what speaks against it ("" for nothing), and what can be said for it."""
+    try:
+        report = check_finite(path)
+    except ValueError as error:  # damaged where it lay, or while it was read
+        return f"is damaged ({error})", ""
+    if report.nonfinite:
+        name, count = next(iter(report.nonfinite.items()))
+        return f"holds {count} non-finite values in {name}", ""
+    return "", "all its weights are finite" if report.finite else "its weights could not all be read"
+
+
 def _step(path: Path) -> int:
-    text = path.name.rpartition("-")[2]
-    return int(text) if text.isdigit() else -1
+    step = step_of(path.name)
+    return -1 if step is None else step

@@ -3,6 +3,7 @@
     transformers, TRL    model.safetensors or shards, optimizer.pt, scheduler.pt, rng_state*.pth, trainer_state.json
     DeepSpeed            latest, global_step<N>/
     FSDP and others      .metadata, __<rank>_<n>.distcp
+    a loop of one's own  checkpoint_12.pt, or a directory of files of torch.save and safetensors
 
 Every number is looked at, nothing is unpickled, and torch is not needed, except for files older than torch 1.6.
 """
@@ -11,20 +12,19 @@ from __future__ import annotations
 
 import enum
 import os
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.preflight import dcp, deepspeed
+from grpo_sentinel.halting.checkpoints import step_of
+from grpo_sentinel.preflight import dcp, deepspeed, own_layout
 from grpo_sentinel.preflight.look import FileRead, Level, Look, Problem
 from grpo_sentinel.preflight.training_state import check_trainer_state, check_training_files
 from grpo_sentinel.preflight.weights import check_weights
 
 SCHEMA = "grpo-sentinel/checkpoint-check"
 SCHEMA_VERSION = 1
-_NAME = re.compile(r"^checkpoint-(\d+)$")
 _TRAINER_FILES = {"trainer_state.json", "optimizer.pt", "scheduler.pt", "training_args.bin"}
 
 
@@ -41,7 +41,7 @@ class CheckpointReport:
     """Answer and reasons; `problems` is empty only when nothing at all was found."""
 
     path: Path
-    layout: tuple[str, ...]  # transformers, deepspeed, distributed, weights
+    layout: tuple[str, ...]  # transformers, deepspeed, distributed, weights, own
     step: int | None
     resumable: Resumable
     finite: bool | None  # every number was looked at and is finite; None = not all could be looked at
@@ -64,18 +64,23 @@ class CheckpointReport:
         }  # fmt: skip
 
 
-def check_checkpoint(path: Path, *, quick: bool = False) -> CheckpointReport:
-    """Check one checkpoint directory; `quick` tells whole from half without reading the numbers.
+def check_checkpoint(path: Path, *, quick: bool = False, reported: bool = False) -> CheckpointReport:
+    """Check one checkpoint, a directory or a file; `quick` tells whole from half without reading the numbers.
 
-    Raises `SentinelError` when `path` is no directory, cannot be listed, or holds checkpoints instead of being one.
+    `reported`: the trainer said that this save had ended. Raises `SentinelError` when `path` is not there, cannot be
+    listed, or holds checkpoints instead of being one.
     """
     began = time.monotonic()
     path = path.resolve()
-    names = _names(path)
-    look = Look(path, quick)
-    match = _NAME.match(path.name)
-    step = int(match[1]) if match else None
-    layout, found_step = _check(look, names, step)
+    step = step_of(path.name)
+    layout: tuple[str, ...] = ("own",)
+    if path.is_file():
+        look = Look(path.parent, quick)
+        found_step = own_layout.check_file(look, path, step)
+    else:
+        names = _names(path)
+        look = Look(path, quick)
+        layout, found_step = _check(look, names, step, reported)
     if quick:
         look.note(Level.CANNOT_TELL, "unread", "", "its numbers were not read (quick): they may be non-finite")
     order = list(Level)
@@ -90,8 +95,8 @@ def _names(path: Path) -> set[str]:
     try:
         names = set(os.listdir(path))
     except OSError as error:
-        raise SentinelError(f"cannot read {path}: {error.strerror}; give the directory of one checkpoint") from error
-    inside = sorted(name for name in names if _NAME.match(name))
+        raise SentinelError(f"cannot read {path}: {error.strerror}; give one checkpoint") from error
+    inside = sorted(name for name in names if step_of(name) is not None)
     if inside and not names & _TRAINER_FILES:
         raise SentinelError(
             f"{path} holds {len(inside)} checkpoints; name one of them, for example {path / inside[-1]}, or let "
@@ -100,7 +105,9 @@ def _names(path: Path) -> set[str]:
     return names
 
 
-def _check(look: Look, names: set[str], step: int | None) -> tuple[tuple[str, ...], int | None]:
+def _check(look: Look, names: set[str], step: int | None, reported: bool) -> tuple[tuple[str, ...], int | None]:
+    if own_layout.is_own(look.root, names, reported=reported):
+        return ("own",), own_layout.check_own(look, names, step, reported=reported)
     layout: list[str] = []
     ranks = 0
     optimizer_elsewhere = False
@@ -127,7 +134,7 @@ def _check(look: Look, names: set[str], step: int | None) -> tuple[tuple[str, ..
     if not trainer:
         return tuple(dict.fromkeys(layout)) or ("weights",), None
     found = check_trainer_state(look, names, step)
-    check_training_files(look, names, optimizer_elsewhere=optimizer_elsewhere, ranks=ranks)
+    check_training_files(look, names, found or step, optimizer_elsewhere=optimizer_elsewhere, ranks=ranks)
     return ("transformers", *dict.fromkeys(layout)), found
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from grpo_sentinel.halting.inert_pickle import MAX_BYTES, Node, read, walk
 from grpo_sentinel.halting.safetensors import FiniteReport, merge
-from grpo_sentinel.preflight.inert_pickle import MAX_BYTES, Node, read, walk
+from grpo_sentinel.halting.torch_file import CannotTell, scan_torch_file
 from grpo_sentinel.preflight.look import Level, Look
-from grpo_sentinel.preflight.torch_file import CannotTell, scan_torch_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from grpo_sentinel.preflight.inert_pickle import Node
+from grpo_sentinel.halting.inert_pickle import Node
 from grpo_sentinel.preflight.look import Look
 
 _TAG = re.compile(r"^global_step(\d+)$")

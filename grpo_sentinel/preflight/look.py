@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sentinel.halting.safetensors import FiniteReport, read_header, scan_file
-from grpo_sentinel.preflight.torch_file import CannotTell, TorchFile, scan_torch_file
+from grpo_sentinel.halting.torch_file import CannotTell, TorchFile, scan_torch_file
 
 _MOST_NAMED = 20  # non-finite tensors named one by one in each file
 
@@ -90,6 +90,11 @@ class Look:
 
     def torch_file(self, path: Path) -> Any:
         """Read a file of `torch.save`; gives the inert tree of what it describes, None when it is not known."""
+        read = self.torch_content(path)
+        return None if read is None else read.tree
+
+    def torch_content(self, path: Path) -> TorchFile | None:
+        """Read a file of `torch.save` and give all that is known of it; None when it is not whole."""
         read: list[TorchFile] = []
 
         def scan() -> FiniteReport:
@@ -97,7 +102,7 @@ class Look:
                 read.append(scan_torch_file(file, path.name, quick=self.quick))
             return read[0].report
 
-        return read[0].tree if self._read(path, scan) is not None else None
+        return read[0] if self._read(path, scan) is not None else None
 
     def _read(self, path: Path, scan: Callable[[], FiniteReport]) -> FiniteReport | None:
         try:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_sentinel.preflight.inert_pickle import Node
+from grpo_sentinel.halting.inert_pickle import Node
+from grpo_sentinel.halting.torch_file import CannotTell, scan_torch_file
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.report import Fault
-from grpo_sentinel.preflight.torch_file import CannotTell, scan_torch_file
 
 _FILES = ("optimizer.pt", "optimizer.bin")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "sum")

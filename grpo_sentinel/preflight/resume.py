@@ -1,7 +1,7 @@
 """`resume-point`: which checkpoint a restart should use: the last one that is whole, finite, and from before the harm.
 
     runs with this output directory (history) -> critical findings -> step that a checkpoint must be older than
-    <output_dir>/checkpoint-*, pinned copies  -> newest first, each checked by `check_checkpoint`, until one is good
+    checkpoints in <output_dir>, pinned copies -> newest first, each checked by `check_checkpoint`, until one is good
 
 Finite is not enough: one step at a learning rate of 10 leaves finite, dead weights. A checkpoint belongs to the run
 that was under way when it was written, so what a resumed run saved is not judged by the findings of the run before it.
@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_sentinel.halting.checkpoints import PINNED_NAME, scan_directory
+from grpo_sentinel.halting.checkpoints import scan_directory
+from grpo_sentinel.halting.pin import PINNED_NAME
 from grpo_sentinel.history import HistoryReader, RunInfo
 from grpo_sentinel.preflight.checkpoint import CheckpointReport, Resumable, check_checkpoint
 from grpo_sentinel.records import Finding, FindingState, Severity
 
 SCHEMA = "grpo-sentinel/resume-point"
 SCHEMA_VERSION = 1
+_MOST_SAVES = 10_000  # of one run
 _WEIGHT_LAYERS = {"data", "reward", "policy", "gradient", "optimizer"}
 _KEPT_OUT = {"grad_nonfinite", "nonfinite_updates", "update_skipped"}  # the gate stopped it before the weights
 _WEIGHT_SIGNALS = re.compile(r"ecc|remapped|replica|digest|non_?finite")
@@ -39,12 +41,13 @@ class RunBound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One checkpoint directory that is there."""
+    """One checkpoint that is there."""
 
     path: Path
     step: int
     run_id: str  # "" = no run in the history was under way when it was written
     pinned: bool
+    reported: bool  # the trainer said that this save had ended
     bound: RunBound | None
 
 
@@ -125,17 +128,26 @@ def touches_weights(finding: Finding) -> bool:
     return finding.layer in _WEIGHT_LAYERS or _WEIGHT_SIGNALS.search(about) is not None
 
 
-def candidates(directory: Path, bounds: Sequence[RunBound], state: Path) -> list[Candidate]:
+def candidates(
+    directory: Path, bounds: Sequence[RunBound], state: Path, reported: Collection[Path] = ()
+) -> list[Candidate]:
     """List checkpoints and pinned copies, newest step first, the trainer's own before a copy of the same step."""
     found = [
-        Candidate(path=one.path, step=one.step, run_id=bound.run_id if bound else "", pinned=False, bound=bound)
+        Candidate(
+            path=one.path,
+            step=one.step,
+            run_id=bound.run_id if bound else "",
+            pinned=False,
+            bound=bound,
+            reported=one.path.resolve() in reported,
+        )
         for one in scan_directory(directory)
         for bound in [_owner(one.path, bounds)]
     ]
     for bound in bounds:
         for place in (directory.parent / PINNED_NAME / bound.run_id, state / "pinned" / bound.run_id):
             found += [
-                Candidate(path=one.path, step=one.step, run_id=bound.run_id, pinned=True, bound=bound)
+                Candidate(path=one.path, step=one.step, run_id=bound.run_id, pinned=True, bound=bound, reported=True)
                 for one in scan_directory(place)
             ]
     return sorted(found, key=lambda one: (-one.step, one.pinned))
@@ -177,7 +189,7 @@ def _judge(one: Candidate) -> tuple[str, CheckpointReport | None]:
         about = bound.because.message if bound.because is not None else "something critical was found"
         return f"it is of step {one.step}, not from before step {bound.before_step}: {about}", None
     try:
-        report = check_checkpoint(one.path)
+        report = check_checkpoint(one.path, reported=one.reported)
     except Exception as error:  # noqa: BLE001 - one that cannot even be looked at is no resume point
         return f"it cannot be checked: {error}", None
     if report.resumable is Resumable.YES:
@@ -208,10 +220,13 @@ def resume_point(
     read.
     """
     bounds = []
+    reported: set[Path] = set()
     if reader is not None:
         for run in runs_in(reader, directory):
             bounds.append(bound_of(run, reader.findings(run.run_id), ignore_resolved=ignore_resolved))
-    return choose(candidates(directory, bounds, state), bounds)
+            saves = reader.newest_events(run.run_id, kind="checkpoint", limit=_MOST_SAVES)
+            reported |= {Path(str(event.body["path"])).resolve() for event in saves if event.body.get("path")}
+    return choose(candidates(directory, bounds, state, reported), bounds)
 
 
 __all__ = ["ResumePoint", "bound_of", "output_directory", "resume_point", "runs_in", "touches_weights"]

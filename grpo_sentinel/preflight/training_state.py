@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from grpo_sentinel.preflight.inert_pickle import Node
-from grpo_sentinel.preflight.look import Look
+from grpo_sentinel.halting.inert_pickle import Node
+from grpo_sentinel.preflight.look import Level, Look
 
 _RANDOM = re.compile(r"^(?:rng_state(?:_(?P<rank>\d+))?\.pth|random_states_(?P<other>\d+)\.pkl)$")
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin", "optimizer.safetensors")
 _SCHEDULERS = ("scheduler.pt", "scheduler.bin")
+_FEW = 0.9  # share of the steps: below it a count is told
 _OTHERS = ("scaler.pt", "training_args.bin")
 
 
@@ -49,28 +50,53 @@ def _check_log(look: Look, path: Path, state: dict[str, Any]) -> None:
             look.loss("non-finite", path, f"the trainer's last log line has {name} = {value} at step {at}")
 
 
-def check_training_files(look: Look, names: set[str], *, optimizer_elsewhere: bool, ranks: int) -> None:
-    """Check optimizer, schedule, scaler and random states; `ranks` is how many saved, 0 when not known."""
+def check_training_files(
+    look: Look, names: set[str], step: int | None, *, optimizer_elsewhere: bool, ranks: int
+) -> None:
+    """Check optimizer, schedule, scaler and random states of a checkpoint of `step` (None: not known).
+
+    `ranks` is how many saved, 0 when not known.
+    """
     optimizers = [name for name in _OPTIMIZERS if name in names]
     for name in optimizers:
         if name.endswith(".safetensors"):
             look.safetensors(look.root / name)
-        else:
-            look.torch_file(look.root / name)
+            continue
+        read = look.torch_content(look.root / name)
+        updates = [value for key, value in (read.scalars if read else {}).items() if key.endswith(".step")]
+        _compare(look, name, max(updates, default=None), step)
     if not optimizers and not optimizer_elsewhere:
         look.loss("no-state", "optimizer.pt", "no optimizer state: a restart begins with fresh moments")
-    _check_scheduler(look, names, bool(optimizers) or optimizer_elsewhere)
+    _check_scheduler(look, names, step, bool(optimizers) or optimizer_elsewhere)
     for name in _OTHERS:
         if name in names:
             look.torch_file(look.root / name)
     _check_random_states(look, names, ranks)
 
 
-def _check_scheduler(look: Look, names: set[str], optimizer: bool) -> None:
+def _compare(look: Look, name: str, found: float | None, step: int | None) -> None:
+    """Hold a file's own count of steps against the checkpoint's: files of two saves may lie in one directory.
+
+    Fewer are healthy where updates were skipped or the optimizer began anew, so only many fewer are told; a whole
+    multiple is what accelerate counts in a schedule that it steps once per process.
+    """
+    if not found or not step or not math.isfinite(found) or found % step == 0:
+        return
+    if found > step:
+        what = f"{name} is at step {found:g}, the checkpoint is of step {step}: its files may be of two saves"
+        look.note(Level.CANNOT_TELL, "step", look.root / name, what)
+    elif found < _FEW * step:
+        what = f"{name} is at step {found:g} of {step}: updates were skipped, it began anew, or it is of another save"
+        look.loss("step", look.root / name, what)
+
+
+def _check_scheduler(look: Look, names: set[str], step: int | None, optimizer: bool) -> None:
     schedulers = [name for name in _SCHEDULERS if name in names]
     for name in schedulers:
         tree = look.torch_file(look.root / name)
         last = tree.get("_last_lr") if isinstance(tree, Node) else None
+        count = tree.get("last_epoch") if isinstance(tree, Node) else None
+        _compare(look, name, count if isinstance(count, int) else None, step)
         bad = [rate for rate in last or () if isinstance(rate, float) and not math.isfinite(rate)]
         if bad:
             look.broken("non-finite", look.root / name, f"the learning rate in {name} is {bad[0]}")

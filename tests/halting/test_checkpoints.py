@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_sentinel.halting.checkpoints import check_finite, newest_before, pin, scan_directory
+from grpo_sentinel.halting.checkpoints import check_finite, newest_before, scan_directory
+from grpo_sentinel.halting.pin import pin
 from grpo_sentinel.halting.safetensors import count_nonfinite, read_header, scan_file
 
 
@@ -150,7 +151,7 @@ def test_a_failed_pin_leaves_nothing_that_could_pass_for_a_checkpoint(
 
 def test_weights_that_need_unpickling_are_left_unjudged(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, 2)
-    (path / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    (path / "pytorch_model.bin").write_bytes(b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19")
     report = check_finite(path)
     assert report.unchecked == ("pytorch_model.bin",)
     assert not report.finite

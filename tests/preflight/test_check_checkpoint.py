@@ -153,6 +153,30 @@ def test_a_step_that_is_not_the_directorys_is_refused(copy: Copy) -> None:
     assert ("step", "trainer_state.json") in codes(check_checkpoint(moved))
 
 
+def test_files_of_another_save_are_told_by_the_steps_that_optimizer_and_schedule_have_made(copy: Copy) -> None:
+    import torch
+
+    path = copy()
+    state = torch.load(path / "optimizer.pt", weights_only=True)
+    schedule = torch.load(path / "scheduler.pt", weights_only=True)
+
+    def write(updates: float, last_epoch: int) -> None:
+        for one in state["state"].values():
+            one["step"] = torch.tensor(updates)
+        torch.save(state, path / "optimizer.pt")
+        torch.save({**schedule, "last_epoch": last_epoch}, path / "scheduler.pt")
+
+    write(7.0, 4)
+    report = check_checkpoint(path)
+    assert (report.resumable, codes(report)) == (Resumable.CANNOT_TELL, {("step", "optimizer.pt")})
+    assert "optimizer.pt is at step 7, the checkpoint is of step 4" in report.reasons[0]
+    write(2.0, 3)
+    report = check_checkpoint(path)
+    assert (report.resumable, codes(report)) == (Resumable.YES, {("step", "optimizer.pt"), ("step", "scheduler.pt")})
+    write(4.0, 8)
+    assert not check_checkpoint(path).problems, "accelerate steps a schedule once per process"
+
+
 def test_a_nan_in_the_trainers_last_log_line_is_told(copy: Copy) -> None:
     path = copy()
     state = json.loads((path / "trainer_state.json").read_text())

@@ -14,7 +14,8 @@ import sentinel_batches as made
 
 from grpo_sentinel.cli import main
 from grpo_sentinel.clock import SystemClock
-from grpo_sentinel.halting.checkpoints import pin, scan_directory
+from grpo_sentinel.halting.checkpoints import scan_directory
+from grpo_sentinel.halting.pin import pin
 from grpo_sentinel.history import HistoryReader, HistoryStore, history_path
 from grpo_sentinel.preflight.resume import ResumePoint, resume_point
 from grpo_sentinel.records import Finding, FindingState, Severity

@@ -14,12 +14,12 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from grpo_sentinel.halting.inert_pickle import MAX_BYTES, STORED, Node, read, walk
 from grpo_sentinel.halting.safetensors import FiniteReport, count_nonfinite
-from grpo_sentinel.preflight.inert_pickle import MAX_BYTES, STORED, Node, read, walk
 
 _CHUNK_BYTES = 4 << 20  # a multiple of every element size
 _LEGACY = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
@@ -39,6 +39,7 @@ _WHOLE = {
     "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
 }  # fmt: skip
+_SCALARS = {"Float": ("<f", 4), "Double": ("<d", 8), "float32": ("<f", 4), "float64": ("<d", 8)}
 
 
 class CannotTell(Exception):
@@ -68,10 +69,11 @@ class TorchFile:
 
     report: FiniteReport
     tree: Any
+    scalars: Mapping[str, float] = field(default_factory=dict)  # tensors of one number, as an optimizer's `step`
 
 
-def scan_torch_file(file: IO[bytes], name: str, *, quick: bool = False) -> TorchFile:
-    """Read a `torch.save` file; `quick` leaves the bytes of the tensors unread.
+def scan_torch_file(file: IO[bytes], name: str, *, quick: bool = False, with_torch: bool = True) -> TorchFile:
+    """Read a `torch.save` file; `quick` leaves the bytes of the tensors unread, `with_torch` allows its import.
 
     Raises `ValueError` in one sentence when it is cut short or damaged, `CannotTell` when it cannot be judged without
     unpickling, `OSError` when it cannot be read.
@@ -81,7 +83,7 @@ def scan_torch_file(file: IO[bytes], name: str, *, quick: bool = False) -> Torch
     if not head:
         raise ValueError("it is empty")
     if head == _LEGACY:
-        return _legacy(file, name)
+        return _legacy(file, with_torch)
     if _LEGACY.startswith(head):
         raise ValueError("it is cut short")
     if not _ZIP.startswith(head[:4]):
@@ -109,6 +111,7 @@ def _zipped(archive: zipfile.ZipFile, quick: bool) -> TorchFile:
     tree = read(archive.read(entries["data.pkl"]))
     storages, unchecked = _storages(tree)
     nonfinite: dict[str, int] = {}
+    scalars: dict[str, float] = {}
     elements = 0
     for key, storage in storages.items():
         entry = entries.get(f"data/{key}")
@@ -125,9 +128,12 @@ def _zipped(archive: zipfile.ZipFile, quick: bool) -> TorchFile:
                 elements += looked_at
                 if bad:
                     nonfinite[name] = nonfinite.get(name, 0) + bad
+        if entry.file_size == _SCALARS.get(storage.dtype, ("", 0))[1]:
+            (value,) = struct.unpack(_SCALARS[storage.dtype][0], archive.read(entry))
+            scalars.update({view.name: value for view in storage.views})
     tensors = sum(len(storage.views) for storage in storages.values())
     report = FiniteReport(files=1, tensors=tensors, elements=elements, nonfinite=nonfinite, unchecked=tuple(unchecked))
-    return TorchFile(report, tree)
+    return TorchFile(report, tree, scalars)
 
 
 def _name_of(storage: _Storage) -> str:
@@ -208,7 +214,9 @@ def _count(data: IO[bytes], storage: _Storage, known: tuple[str, int, int] | Non
         at += len(chunk)
 
 
-def _legacy(file: IO[bytes], name: str) -> TorchFile:
+def _legacy(file: IO[bytes], with_torch: bool) -> TorchFile:
+    if not with_torch:
+        raise CannotTell("it has the format of torch before 1.6, which only torch can read; it is not unpickled")
     try:
         torch = importlib.import_module("torch")  # only for this format; the sidecar's image has none
     except ImportError as error:
