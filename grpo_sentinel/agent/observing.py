@@ -24,6 +24,7 @@ from grpo_sentinel.agent.probes import data as data_probe
 from grpo_sentinel.agent.probes import gradient as gradient_probe
 from grpo_sentinel.agent.probes import policy as policy_probe
 from grpo_sentinel.agent.probes import reward as reward_probe
+from grpo_sentinel.agent.probes.carried import CarriedWatch
 from grpo_sentinel.agent.probes.groups import observe_groups
 from grpo_sentinel.agent.probes.live_tensors import LiveTensors
 from grpo_sentinel.agent.probes.local_watch import LocalWatch
@@ -50,7 +51,9 @@ _DATA_NAMES = {
 DATA_NAMES = _DATA_NAMES.keys()
 POLICY_NAMES = inspect.signature(policy_probe.observe).parameters.keys()
 POLICY_TENSORS = frozenset(name for name in POLICY_NAMES if "_B" in name or name == "advantages")
-REWARD_NAMES = frozenset({"func_names", "extra", "identify", "weights", "group_size", "completion_lengths_B"})
+REWARD_NAMES = frozenset(
+    {"func_names", "extra", "identify", "weights", "group_size", "completion_lengths_B", "completions_B"}
+)
 _POLICY_PROFILE = ("completion_ids_BT",)  # repetition: two sorts per row, and no bound rests on it
 _DATA_CONTEXT = ("vocab_size", "pad_id", "eos_id", "unk_id", "max_prompt_length", "max_completion_length", "group_size")
 _LOOK_AGAIN = 16  # steps between looks for parameters that have come or gone
@@ -63,6 +66,8 @@ _POLICY_CONTEXT = (
     "group_size",
     "scale_rewards",
     "importance_sampling_level",
+    "sampling_cap",
+    "sampling_level",
 )
 
 
@@ -112,6 +117,7 @@ class Observer:
         self._steps = 0
         self._reward_history = reward_probe.History()
         self._local = LocalWatch()
+        self._carried = CarriedWatch()
         self._local_steps_left = 0
         self._votes = 0
 
@@ -147,6 +153,12 @@ class Observer:
         self.sharded = self.sharded or _is_sharded(model, self._parameters)
         self.copies = copies_of_shards(model, self._parameters) if self.sharded else 1
         self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
+        self._guard.run("carried gradients", self._watch_carried)
+
+    def _watch_carried(self) -> None:
+        """Only where `.grad` is the trainer's: shards and engines keep gradients elsewhere between steps."""
+        if self.recording and not self.sharded and self.source is None:
+            self._carried.arm([parameter for _, parameter in self._parameters])
 
     # ---- layers
 
@@ -311,6 +323,7 @@ class Observer:
             return
         if self._local_steps_left > 0:
             self._guard.run("local gradients", self._take_local_gradients)
+        self._step.add(self._guard.run("carried gradients", self._carried.pack))
         self._step.add(self._guard.run("memory", self._memory.observe))
         every = self._settings.live_tensors_every
         if every and self._steps % every == 0:
@@ -334,6 +347,7 @@ class Observer:
         counts = {"added": added[:8], "gone": gone[:8], "added_count": len(added), "gone_count": len(gone)}
         self.tell("note", {"what": "parameters_changed", **counts})
         self._parameters = found
+        self._watch_carried()
 
     def _count_live_tensors(self) -> dict[str, float]:
         started = time.perf_counter()
@@ -376,6 +390,7 @@ class Observer:
         """Take hooks off and let go of the model."""
         if self._local_steps_left > 0:
             self._local.disarm()
+        self._carried.disarm()
         self._parameters, self._optimizer, self._optimizer_probe, self.gradient = [], None, None, None
         self._model = None
 

@@ -43,7 +43,10 @@ def reference(batches, low=0.2, high=0.28):
         for i, row in enumerate(b["mask_BT"].tolist()):
             for t, kept in enumerate(row):
                 if kept:
-                    tokens.append([float(b[k][i][t]) for k in ("logp_BT", "old_logp_BT", "ref_logp_BT", "sampling_logp_BT")] + [adv[i]])
+                    tokens.append(
+                        [float(b[k][i][t]) for k in ("logp_BT", "old_logp_BT", "ref_logp_BT", "sampling_logp_BT")]
+                        + [adv[i]]
+                    )
     mean = statistics.fmean
     ratios = [math.exp(lp - old) for lp, old, *_ in tokens]
     advantages = [a for *_, a in tokens]
@@ -79,6 +82,7 @@ def reference(batches, low=0.2, high=0.28):
         "policy.sampling_weight_mean": mean(weights),
         "policy.sampling_ess_ratio": sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights)),
         "policy.sampling_probability_gap_max": max(abs(math.exp(t[1]) - math.exp(t[3])) for t in tokens),
+        "policy.sampling_capped_ratio": mean(float(w > 1.1) for w in weights),
         "policy.advantage_mean": mean(all_advantages),
         "policy.advantage_std": statistics.stdev(all_advantages),
         "policy.advantage_abs_max": max(map(abs, all_advantages)),
@@ -86,15 +90,34 @@ def reference(batches, low=0.2, high=0.28):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 3), st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]))
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 3),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+)
 def test_every_term_equals_a_walk_over_the_tokens_of_all_micro_batches(seed, count, dtype):
     batches = [batch(seed + i, rows=3 + i, tokens=8 + i, dtype=dtype) for i in range(count)]
-    packs = [policy.observe(**b, epsilon_low=0.2, epsilon_high=0.28, beta=0.05) for b in batches]
+    packs = [policy.observe(**b, epsilon_low=0.2, epsilon_high=0.28, beta=0.05, sampling_cap=1.1) for b in batches]
     values = harvest(*packs).values
     for name, expected in reference(batches).items():
         assert values[name] == pytest.approx(expected, rel=1e-6, abs=1e-9), name
     both = values["policy.clip_low_ratio"] + values["policy.clip_high_ratio"]
     assert values["policy.clip_ratio"] == pytest.approx(both)
+
+
+def test_weights_of_whole_completions_are_products_over_their_tokens():
+    b = batch(rows=40)
+    b["mask_BT"][3] = 0  # weighs nothing and is not counted
+    b["sampling_logp_BT"][5, 5] = float("nan")
+    log_weights = torch.where(b["mask_BT"] != 0, (b["old_logp_BT"].double() - b["sampling_logp_BT"].double()), 0.0)
+    log_weights = log_weights.nan_to_num(0.0).sum(1)
+    kept = b["mask_BT"].any(1)
+    expected = float((log_weights[kept].exp() > 1.5).double().mean())
+    assert 0 < expected < 1
+    values = harvest(policy.observe(**b, sampling_cap=1.5, sampling_level="sequence")).values
+    assert values["policy.sampling_capped_ratio"] == pytest.approx(expected)
+    del b["sampling_logp_BT"]
+    assert "policy.sampling_capped_ratio" not in harvest(policy.observe(**b)).values
 
 
 def test_what_the_mask_hides_changes_nothing_even_when_it_is_nan():
@@ -130,7 +153,9 @@ def test_k3_that_overflows_in_the_loss_is_counted_though_its_mean_is_finite():
     assert values["policy.kl_k3_overflow"] == 1
     assert values["policy.kl_k3_max_nats"] == pytest.approx(math.exp(199))
     assert values["policy.kl_k3_nats"] == pytest.approx(math.exp(199) / 2)
-    half = harvest(policy.observe(logp_BT=torch.tensor([[-13.0]]).half(), ref_logp_BT=torch.tensor([[-1.0]]).half())).values
+    half = harvest(
+        policy.observe(logp_BT=torch.tensor([[-13.0]]).half(), ref_logp_BT=torch.tensor([[-1.0]]).half())
+    ).values
     assert half["policy.kl_k3_overflow"] == 1  # exp(12) is above what float16 holds, and far below float32's
 
 

@@ -35,6 +35,8 @@ def observe(
     group_size: int | None = None,
     scale_rewards: str | bool | None = "group",
     importance_sampling_level: str = "token",
+    sampling_cap: float = 2.0,
+    sampling_level: str = "token",
 ) -> Pack:
     """Read one micro-batch as it is trained on: `logp_BT` from the training forward, T completion positions.
 
@@ -42,7 +44,9 @@ def observe(
     `loss` is the local loss of this micro-batch; `loss_scale` undoes a division (gradient accumulation): what is
     reported is loss * loss_scale. `scale_rewards`: "group" (by the group's sample std; the bound holds), "batch",
     "none".
-    `importance_sampling_level` "sequence" (GSPO) takes the mean log-ratio of a row for all of its tokens. Without a
+    `importance_sampling_level` "sequence" (GSPO) takes the mean log-ratio of a row for all of its tokens.
+    `sampling_cap` is where the trainer truncates or masks its weights against the rollout engine (TIS), and
+    `sampling_level` "sequence" says that it weights whole completions, by the product over their tokens. Without a
     mask every position counts. Raises ValueError when shapes contradict. Runs without autograd, never synchronises,
     changes and keeps no tensor.
     """
@@ -63,7 +67,8 @@ def observe(
         if mask is not None and mask.numel():
             epsilon = (epsilon_low, epsilon_high)
             profile = completion_ids_BT is not None
-            _token_terms(bag, logp_BT, entropy_BT, mask, given, on_policy, epsilon, importance_sampling_level, profile)
+            levels, cut = (importance_sampling_level, sampling_level), (epsilon, sampling_cap)
+            _token_terms(bag, logp_BT, entropy_BT, mask, given, on_policy, cut, levels, profile)
         if completion_ids_BT is not None and mask is not None:
             repetition(bag, completion_ids_BT, mask)
         if isinstance(loss, torch.Tensor):
@@ -106,14 +111,17 @@ def _token_terms(
     mask: torch.Tensor,
     given: Mapping[str, torch.Tensor],
     on_policy: bool | None,
-    epsilon: tuple[float, float],
-    level: str,
+    cut: tuple[tuple[float, float], float],
+    levels: tuple[str, str],
     profile: bool,
 ) -> None:
     """Stack what there is of log-probs and entropy, widen it once, and reduce it together.
 
+    `cut`: where the ratio is clipped, and where weights against the rollout engine are cut; `levels` of both.
     `profile`: say where in the completion the KL sits.
     """
+    epsilon, cap = cut
+    level, sampling_level = levels
     device = mask.device
     kinds = {"logp": logp_BT, "entropy": entropy_BT}
     if logp_BT is not None:
@@ -150,6 +158,7 @@ def _token_terms(
     trainer = wide.get("old_logp", wide["logp"])  # the weights that the engine sampled with, where known
     if "sampling_logp" in wide:
         gaps["engine"] = wide["sampling_logp"] - trainer
+        terms.above_cap(bag, gaps["engine"], mask, cap, sequence=sampling_level == "sequence")
     if gaps:
         found = terms.gaps(bag, list(gaps), torch.stack(list(gaps.values())), mask)
         if "engine" in found:

@@ -160,6 +160,7 @@ def _sampling(merged: Merged) -> dict[str, float | None]:
         "policy.sampling_ppl_ratio": None if gap is None else _exp(gap),
         "policy.sampling_weight_mean": mean,
         "policy.sampling_ess_ratio": _sample_size(mean, count, merged.log_sum("engine.-2d")),
+        "policy.sampling_capped_ratio": merged.mean("weights_above", "weights"),
         "policy.sampling_probability_gap_max": merged.high("probability_gap"),
     }
 

@@ -106,6 +106,15 @@ def overflowing_kl(bag: Bag, gap: torch.Tensor, dtype: torch.dtype, mask: torch.
     bag.put(["sum:k3_overflow"], ((gap < beyond) & (gap > -math.inf) & mask).sum())
 
 
+def above_cap(bag: Bag, gap: torch.Tensor, mask: torch.Tensor, cap: float, *, sequence: bool) -> None:
+    """Count importance weights exp(-d) above the cap, of tokens or multiplied over each row; d = engine - trainer."""
+    known = finite(gap) & mask
+    if sequence:
+        gap, known = torch.where(known, gap, 0.0).sum(1), known.any(1)
+    above = known & (gap < -math.log(cap))
+    bag.put(["sum:weights", "sum:weights_above"], torch.stack([known, above]).flatten(1).sum(1))
+
+
 def quarters(mask: torch.Tensor) -> torch.Tensor:
     """Mark the tokens up to the end of the first, second and third quarter of each completion's own: 3 x B x T."""
     place = mask.cumsum(1)  # 1-based among the row's own tokens
