@@ -160,6 +160,7 @@ policy.sampling_k3_nats | nats | gauge | mean | KL of rollout engine to trainer,
 policy.sampling_ppl_ratio | ratio | gauge | mean | perplexity of the completions for the trainer over that for the rollout engine: exp(mean(sampling_logp - logp))
 policy.sampling_weight_mean | ratio | gauge | mean | token mean of the importance weight w = exp(logp - sampling_logp) of trainer over rollout engine
 policy.sampling_ess_ratio | ratio | gauge | mean | effective sample size of these weights over n: (sum w)^2 / (n sum w^2); mean(w^2) - 1 is sampling_weight_mean^2 / sampling_ess_ratio - 1
+policy.sampling_capped_ratio | ratio | gauge | mean | importance weights of trainer over rollout engine that the cap of truncated importance sampling cuts or masks: of tokens, or of completions (product over tokens) where the trainer weights those; level and cap as the trainer is configured, else 2 per token
 policy.sampling_probability_gap_max | | gauge | max | largest |exp(logp) - exp(sampling_logp)| of a token
 policy.sampling_logp_nonfinite | count | gauge | sum | NaN or infinite log-probs of the rollout engine inside the mask
 policy.entropy_first_nats | nats | gauge | mean | mean entropy over the first quarter of each completion's own tokens

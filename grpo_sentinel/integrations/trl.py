@@ -324,6 +324,7 @@ def grpo_configuration(trainer: Any) -> dict[str, Any]:
     found["epsilon_high"] = (
         getattr(trainer, "epsilon_high", None) or getattr(args, "epsilon_high", None) or found["epsilon_low"]
     )
+    found.update(_sampling_weights(args))
     found["group_size"] = int(getattr(trainer, "num_generations", 0)) or None
     given = getattr(trainer, "reward_func_names", [])
     found["reward_functions"] = names = [str(name) or f"reward{index}" for index, name in enumerate(given)]
@@ -339,6 +340,14 @@ def _algorithm(args: Any) -> str:
     if getattr(args, "importance_sampling_level", "token") == "sequence":
         return "gspo"
     return str(getattr(args, "loss_type", "grpo"))
+
+
+def _sampling_weights(args: Any) -> dict[str, Any]:
+    """Say where truncated importance sampling cuts, and of what, under the names that TRL has given both."""
+    caps = (getattr(args, f"vllm_importance_sampling_{name}", None) for name in ("clip_max", "cap"))
+    cap = next((float(cap) for cap in caps if isinstance(cap, (int, float)) and cap > 0), None)
+    mode = str(getattr(args, "vllm_importance_sampling_mode", "token"))
+    return {"sampling_cap": cap, "sampling_level": "sequence" if mode.startswith("sequence") else "token"}
 
 
 def _token_ids(trainer: Any) -> dict[str, Any]:
