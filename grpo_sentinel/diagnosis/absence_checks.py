@@ -35,7 +35,6 @@ def loss_nonfinite(view: LogView) -> Candidate | None:
     index, row, value = tail[-1]
     return found(
         view, "loss_nonfinite", "gradient", 0.8, index, row, f"the loss is {value} in the last {len(tail)} rows",
-        tries=("resume from a checkpoint before this step", "look at the rewards and log-probs of the step before"),
     )  # fmt: skip
 
 
@@ -59,8 +58,6 @@ def field_vanished(view: LogView) -> Candidate | None:
         return found(
             view, "field_vanished", layer, 0.7, index, row,
             f"the {what} is missing from here on ({len(gone)} rows); before, every row had it: loggers leave NaN out",
-            tries=("look at the value where it is computed; the logger dropped it because it was not finite",
-                   "resume from before this step"),
         )  # fmt: skip
     return None
 
@@ -89,13 +86,10 @@ def reward_never_moves(view: LogView) -> Candidate | None:
         return found(
             view, "all_truncated", "data", 0.75, index, row,
             "every completion is cut at the limit, so all score the same and there is no advantage",
-            tries=("raise max_completion_length (TRL) or max_response_length (verl)",),
         )  # fmt: skip
     return found(
         view, "constant_reward", "reward", 0.7, index, row,
         f"the mean reward is exactly {value:g} in the last {len(tail)} rows: all completions score the same",
-        tries=("look at ten completions and their scores: too easy, too hard, or a broken grader?",
-               "run `grpo-sentinel check reward MODULE:FUNCTION`"),
     )  # fmt: skip
 
 
@@ -138,8 +132,6 @@ def scheduler_froze(view: LogView) -> Candidate | None:
         view, "scheduler_froze", "optimizer", 0.65, index, row,
         f"the learning rate fell evenly and then stays at {rest:g} for {len(tail)} rows, far above the end of its "
         "schedule",
-        tries=("are updates skipped (overflow, non-finite gradient)? the scheduler waits for them",
-               "after a resume: was the scheduler's state loaded?"),
     )  # fmt: skip
 
 
@@ -159,7 +151,6 @@ def gradient_zero_while_rewards_move(view: LogView) -> Candidate | None:
     return found(
         view, "gradient_died" if len(tail) < len(points) else "disconnected_gradient", "gradient", 0.75, index, row,
         f"the gradient norm is exactly 0 in {len(tail)} rows to the end while rewards differ",
-        tries=("look for a mask, a clip bound or a loss term that became 0 there", "do parameters still require grad?"),
     )  # fmt: skip
 
 

@@ -24,7 +24,6 @@ def found(
     says: str,
     *,
     role: str = "cause",
-    tries: tuple[str, ...] = (),
 ) -> Candidate:
     shown = ", ".join(f"{key}={value}" for key, value in list(row.raw.items())[:12])
     where = row.step if row.step is not None else _step_of(view, index)
@@ -38,7 +37,6 @@ def found(
         rank=row.rank if row.rank is not None else rank_of("", row.source),
         at=row.line / max(view.lines, 1),
         evidence=(Evidence(source=row.source, line=row.line, text=shown[:300]),),
-        tries=tries,
     )
 
 

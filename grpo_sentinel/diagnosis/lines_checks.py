@@ -8,50 +8,6 @@ from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView, rank_of
 from grpo_sentinel.history.logs.markers import Hit
 
-TRIES: dict[str, tuple[str, ...]] = {
-    "xid": ("drain the node and look the Xid number up in NVIDIA's table", "run `dcgmi diag -r 3` on the GPU named"),
-    "fallen_off_bus": ("drain the node; reboot or reseat the GPU, look at its power and cooling", "it is not software"),
-    "ecc": ("drain the node; look at row remapping with `nvidia-smi -q -d ROW_REMAPPER` and reset the GPU",),
-    "index_assert": (
-        "run `grpo-sentinel check data FILE`; compare the largest token id with the rows of the embedding",
-        "resize the embedding after adding tokens: model.resize_token_embeddings(len(tokenizer))",
-        "run once with CUDA_LAUNCH_BLOCKING=1 to get the true frame",
-    ),
-    "cuda_oom": (
-        "lower the batch per device, max_completion_length or vllm_gpu_memory_utilization",
-        "the line that failed is the victim: look for what grew before it",
-    ),
-    "host_oom_ray": (
-        "watch the resident memory of rank and reward workers; raise the memory limit or find the leak",
-        "lower the number of data-loader and reward workers",
-    ),
-    "shm": ("give the container more shared memory: --shm-size=16g or --ipc=host", "or dataloader_num_workers=0"),
-    "disk_full": ("free space, or set save_total_limit", "check both the target and /dev/shm with df"),
-    "collective_timeout": (
-        "look at the rank that did not report: its last lines name what it was doing",
-        "take stacks: py-spy dump --pid PID on every rank",
-    ),
-    "scale_minimum": ("train in bf16 instead of fp16", "look at the rewards and the loss of the first overflow"),
-    "anomaly": ("the operation named made the NaN: look at its inputs for log(0), 0/0 or exp overflow",),
-    "nvml_init": ("training is not affected; restart the container to see the GPUs again",),
-    "driver_mismatch": ("reboot, or reload the driver: the kernel module and the library differ in version",),
-}
-
-_ALIASES = {
-    "oov": "index_assert",
-    "index_range": "index_assert",
-    "triton_bounds": "index_assert",
-    "host_oom_kernel": "host_oom_ray",
-    "host_oom_cgroup": "host_oom_ray",
-    "bus_error": "shm",
-    "shm_full": "shm",
-    "write_failed": "disk_full",
-    "gpu_lost": "fallen_off_bus",
-    "watchdog_stuck": "collective_timeout",
-    "gloo_timeout": "collective_timeout",
-    "overflow": "scale_minimum",
-}
-
 CONFIDENCE = {"cause": 0.85, "symptom": 0.5, "witness": 0.2}
 
 _WHO_KILLED = ("`dmesg -T | grep -i -E 'killed process|oom'` on that node", "the scheduler's record of the job")
@@ -97,8 +53,6 @@ def ranks_disagree(view: LogView) -> Candidate | None:
                 says=f"ranks {_rank(other)} and {_rank(hit)} called different collectives under one number "
                 f"({hit.groups['seq']}): {theirs} against {mine}",
                 at=other.line.number / max(view.lines, 1), evidence=(evidence(other), evidence(hit)),
-                tries=("look for a branch that only some ranks take: early return, empty batch, save on rank 0 only",
-                       "run with TORCH_DISTRIBUTED_DEBUG=DETAIL"),
             )  # fmt: skip
     return None
 
@@ -152,7 +106,6 @@ def _candidate(view: LogView, name: str, hit: Hit) -> Candidate:
         rank=_rank(hit),
         at=hit.line.number / max(view.lines, 1),
         evidence=(evidence(hit),),
-        tries=TRIES.get(_ALIASES.get(name, name), ()),
         would_decide=WOULD_DECIDE.get(name, ()),
     )
 

@@ -21,14 +21,12 @@ def kl_out_of_bounds(view: LogView) -> Candidate | None:
             return found(
                 view, "negative_kl", "policy", 0.8, index, row,
                 f"the KL estimate is {value:g}: below -1 the sampled and the scored distribution differ",
-                tries=("sample with temperature 1 and without top-k, top-p", "compare log-probs of engine and trainer"),
             )  # fmt: skip
     if good and good[0][2] > 0.5 and (good[0][1].step in (0, 1)):
         index, row, value = good[0]
         return found(
             view, "kl_at_start", "policy", 0.7, index, row,
             f"KL to the reference is {value:g} before the first update, where it must be about 0",
-            tries=("check that policy and reference start from the same weights, adapters and dtype",),
         )  # fmt: skip
     if len(good) >= 4:
         base = median(p[2] for p in good[: max(2, len(good) // 4)])
@@ -37,7 +35,6 @@ def kl_out_of_bounds(view: LogView) -> Candidate | None:
             index, row, value = next(p for p in good if p[2] > max(4 * base, 0.5))
             return found(
                 view, "kl_blowup", "policy", 0.65, index, row, f"KL to the reference rose: {base:.3g} to {last:.3g}",
-                tries=("raise beta (kl_coef), lower the learning rate", "look at the completions, not the reward"),
             )  # fmt: skip
     return None
 
@@ -95,7 +92,6 @@ def mismatch(view: LogView) -> Candidate | None:
                     view, "rollout_mismatch", "policy", 0.7, index, row,
                     f"{name} is {value:.3g} (healthy: below {limit:g}): the engine does not hold the trainer's weights "
                     "or computes them otherwise",
-                    tries=("check the weight sync after the first update", "same dtype, temperature 1, same kernels"),
                 )  # fmt: skip
     return None
 
@@ -113,7 +109,6 @@ def length_explosion(view: LogView) -> Candidate | None:
     return found(
         view, "length_explosion", "policy", 0.65, index, row,
         f"the share of cut completions rose from {early:.2f} to {late:.2f}",
-        tries=("penalise overlong answers, raise the limit or the KL weight",),
     )  # fmt: skip
 
 
@@ -128,7 +123,6 @@ def memory_growth(view: LogView) -> Candidate | None:
             return found(
                 view, "memory_growth", "memory", 0.65, index, row,
                 f"{name} rose from {values[0]:.3g} to {values[-1]:.3g} without falling",
-                tries=("look for tensors kept across steps (lists of losses without .item(), caches)",),
             )  # fmt: skip
     residues = [float(hit.groups["used"]) for hit in view.hits.get("sleep_residue", ()) if "used" in hit.groups]
     if len(residues) >= 3 and residues[-1] > 2 * residues[0] and residues[-1] >= 0.8 * max(residues):
@@ -138,7 +132,6 @@ def memory_growth(view: LogView) -> Candidate | None:
             says=f"memory that the rollout engine keeps while asleep grew from {residues[0]:g} to {residues[-1]:g} GiB",
             at=hit.line.number / max(view.lines, 1),
             evidence=(Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300]),),
-            tries=("find what the trainer allocates while the engine sleeps and never frees",),
         )  # fmt: skip
     return None
 

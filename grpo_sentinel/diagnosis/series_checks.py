@@ -33,8 +33,6 @@ def first_nonfinite_reward(view: LogView) -> Candidate | None:
     ]
     return found(
         view, "reward_nonfinite", "reward", 0.9, index, row, f"{', '.join(bad)} is not a finite number",
-        tries=("make the reward function return a finite float for every sample, also on a parse failure",
-               "run `grpo-sentinel check reward MODULE:FUNCTION`"),
     )  # fmt: skip
 
 
@@ -52,7 +50,6 @@ def group_of_one(view: LogView) -> Candidate | None:
             return found(
                 view, "group_of_one", "reward", 0.9, index, row,
                 "the rewards' standard deviation is NaN beside a finite reward: a group of one sample",
-                tries=("set num_generations (TRL) or rollout.n (verl) to 2 or more",),
             )  # fmt: skip
     return None
 
@@ -69,7 +66,7 @@ def first_nonfinite_gradient(view: LogView) -> Candidate | None:
         return found(
             view, "isolated_nonfinite_gradient", "gradient", 0.45, index, row,
             f"the gradient norm was {value} and then finite again: that update was skipped or did no harm",
-            role="symptom", tries=("count skipped updates; halt at the third within 20 steps",),
+            role="symptom",
         )  # fmt: skip
     before = finite(p[2] for p in points if p[0] < index)
     if not before and index == points[0][0]:
@@ -78,12 +75,9 @@ def first_nonfinite_gradient(view: LogView) -> Candidate | None:
                 view, "nonfinite_before_log", "gradient", 0.7, index, row,
                 f"the gradient norm is {value} in the first row of this log already (step {row.step}): the first bad "
                 "step lies before it",
-                tries=("look for the first non-finite row in the log of the earlier part", "resume from before it"),
             )  # fmt: skip
         says = f"the gradient norm is {value} from the first step on: a constant defect, not an instability"
-        tries = ("check the batch geometry: train batch x n / world size must not fall below the micro batch",
-                 "check old and reference log-probs and the attention implementation in this dtype")  # fmt: skip
-        return found(view, "nonfinite_from_start", "gradient", 0.85, index, row, says, tries=tries)
+        return found(view, "nonfinite_from_start", "gradient", 0.85, index, row, says)
     rates = finite(p[2] for p in view.series("optimizer.learning_rate") if p[0] <= index)
     early, late = median(before[: max(1, len(before) // 4)] or [0.0]), max(before[-4:], default=0.0)
     if len(before) >= 2 and late > 5 * early and rates and max(rates) >= 1e-4:
@@ -91,7 +85,6 @@ def first_nonfinite_gradient(view: LogView) -> Candidate | None:
             view, "diverged", "optimizer", 0.6, index, row,
             f"the gradient norm rose from {early:.3g} to {late:.3g} and then became {value} "
             f"at a learning rate of {max(rates):.3g}",
-            tries=("lower the learning rate ten times", "resume from a checkpoint before the rise"),
         )  # fmt: skip
     inputs = [n for n, v in row.raw.items() if ("entropy" in n or "ppo_kl" in n) and v is not None and math.isnan(v)]
     step = row.step - 1 if row.step is not None and inputs else row.step
@@ -100,8 +93,6 @@ def first_nonfinite_gradient(view: LogView) -> Candidate | None:
         says += f"; {inputs[0]} is NaN in the same row, so the update before this step wrote it"
     candidate = found(
         view, "nonfinite_gradient", "gradient", 0.85, index, row, says,
-        tries=("stop the update: `grpo-sentinel launch` skips it on all ranks and keeps the last good checkpoint",
-               "turn torch.autograd.detect_anomaly on for the step before"),
     )  # fmt: skip
     return with_step(candidate, step)
 
@@ -125,15 +116,12 @@ def no_signal(view: LogView) -> Candidate | None:
         return found(
             view, "all_truncated", "data", confidence, index, row,
             "every completion is cut at the limit, so all score the same and the gradient is zero",
-            tries=("raise max_completion_length (TRL) or max_response_length (verl)",),
         )  # fmt: skip
     reward = row.signals().get("reward.mean")
     return found(
         view, "constant_reward", "reward", confidence, index, row,
         f"all completions of every group score the same ({reward}): no advantage, no gradient"
         f" ({len(dead)} of {total} rows)",
-        tries=("look at ten completions and their scores: too easy, too hard, or a broken grader?",
-               "run `grpo-sentinel check reward MODULE:FUNCTION`"),
     )  # fmt: skip
 
 
@@ -167,8 +155,6 @@ def zero_gradient_with_signal(view: LogView) -> Candidate | None:
     return found(
         view, "disconnected_gradient", "gradient", 0.85, index, row,
         f"the gradient norm is exactly 0 in all {len(grads)} rows although rewards differ inside groups",
-        tries=("check that the trained parameters require grad and are held by the optimizer",
-               "try another version of the distributed engine"),
     )  # fmt: skip
 
 
@@ -180,7 +166,6 @@ def masked_batch(view: LogView) -> Candidate | None:
             return found(
                 view, "masked_batch", "data", 0.75, index, row,
                 "entropy and gradient are exactly 0 in a row whose rewards differ: every token was masked out",
-                tries=("look at completion_mask: mask_truncated_completions, tool masks, collator",),
             )  # fmt: skip
     return None
 
@@ -193,7 +178,6 @@ def impossible_advantage(view: LogView) -> Candidate | None:
                 return found(
                     view, "advantage_bound", "reward", 0.85, index, row,
                     f"{name} is {value:g}: normalised advantages cannot exceed (n-1)/sqrt(n)",
-                    tries=("check the epsilon and the leave-one-out form of the advantage normalisation",),
                 )  # fmt: skip
     return None
 
@@ -210,7 +194,6 @@ def gradient_spike(view: LogView) -> Candidate | None:
             return found(
                 view, "gradient_spike", "gradient", 0.45, index, row,
                 f"the gradient norm is {value:.3g} against a median of {middle:.3g}", role="symptom",
-                tries=("look at the samples of that step", "set max_grad_norm"),
             )  # fmt: skip
     return None
 
@@ -222,7 +205,6 @@ def loss_out_of_range(view: LogView) -> Candidate | None:
             return found(
                 view, "actor_loss_range", "gradient", 0.75, index, row,
                 f"the actor loss is {value:g}, normal is below 1",
-                tries=("look at the critic and the advantages of the step before", "train in bf16"),
             )  # fmt: skip
     return None
 

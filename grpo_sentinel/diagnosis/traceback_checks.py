@@ -91,7 +91,7 @@ def _bare(view: LogView) -> list[Candidate]:
                 name="python_exception", layer=layer, confidence=0.4, rank=rank_of(hit.line.text, hit.line.source),
                 at=hit.line.number / max(view.lines, 1), says=f"{what} ended the process; the log lacks its frames",
                 evidence=(Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300]),),
-                tries=_TRIES.get(layer, ()), would_decide=("the whole traceback of the rank that failed first",),
+ would_decide=("the whole traceback of the rank that failed first",),
             )
         ]  # fmt: skip
     return []
@@ -109,8 +109,6 @@ def _candidate(view: LogView, traceback: Traceback) -> Candidate | None:
         return Candidate(
             name="reward_function_raised", layer="reward", confidence=0.8, rank=rank, at=at, evidence=seen,
             says=f"the reward function {function} raised {what}",
-            tries=("make the reward function return a score for every sample, also on bad input",
-                   "run `grpo-sentinel check reward MODULE:FUNCTION`"),
         )  # fmt: skip
     layer = _layer(traceback)
     if layer is None:
@@ -119,17 +117,7 @@ def _candidate(view: LogView, traceback: Traceback) -> Candidate | None:
     return Candidate(
         name="python_exception", layer=layer, confidence=0.55, rank=rank, at=at, evidence=seen,
         says=f"{what} in {where.function} of {where.path.rpartition('/')[2]} ended the process",
-        tries=_TRIES.get(layer, ("read the frames above: the last one of your own code is the place to look at",)),
     )  # fmt: skip
-
-
-_TRIES = {
-    "data": ("run `grpo-sentinel check data FILE`", "look at the sample that the last frame handled"),
-    "optimizer": ("compare the optimizer's parameter groups with the model's parameters that require grad",),
-    "communication": ("is the server on the other end up, and does a firewall or proxy stand between?",),
-    "tooling": ("compare the installed versions with those the trainer asks for: `grpo-sentinel check environment`",
-                "read the frames above: the last one of your own code is the place to look at"),
-}  # fmt: skip
 
 
 def _reward_function(frames: tuple[Frame, ...]) -> str | None:

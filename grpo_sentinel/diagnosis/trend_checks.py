@@ -60,7 +60,6 @@ def frozen_reward(view: LogView) -> Candidate | None:
         view, "frozen_reward", "policy", 0.6, index, row,
         f"the mean reward stays between {min(values):.4g} and {max(values):.4g} over {len(tail)} batches: the policy "
         "gives every prompt the same answer",
-        tries=("read ten completions of different prompts", "raise the KL weight or the sampling temperature"),
     )  # fmt: skip
 
 
@@ -84,7 +83,6 @@ def policy_diverged(view: LogView) -> Candidate | None:
         view, "policy_diverged", "policy", 0.7, index, row,
         f"KL to the reference rose from {kl_before:.3g} to {kl_after:.3g} while the reward fell from {before:.3g} to "
         f"{after:.3g}",
-        tries=("raise beta (kl_coef), lower the learning rate", "resume from before the rise and read completions"),
     )  # fmt: skip
 
 
@@ -100,7 +98,6 @@ def gap_grows(view: LogView) -> Candidate | None:
     return found(
         view, "engine_gap_grows", "policy", 0.7, index, row,
         f"the log-prob gap between rollout engine and trainer grew from {before:.3g} to {after:.3g}",
-        tries=("look at the weight sync and at the precision of both sides", "use truncated importance sampling"),
     )  # fmt: skip
 
 
@@ -123,7 +120,6 @@ def policy_collapsed(view: LogView) -> Candidate | None:
             return found(
                 view, "policy_collapsed", "policy", 0.7, index, row,
                 f"the reward fell from {before:.3g} to {after:.3g} to stay, {what} went {first:.3g} to {last:.3g}",
-                tries=("resume from before the fall", "lower the learning rate, raise beta, read completions"),
             )  # fmt: skip
     return None
 
@@ -144,7 +140,6 @@ def saturated_then_fell(view: LogView) -> Candidate | None:
     return found(
         view, "saturated_then_fell", "reward", 0.6, index, row,
         f"the reward stood at {top:.3g} with hardly any spread, then fell to {median(p[2] for p in rest):.3g}",
-        tries=("stop or make the task harder when nearly all groups are right", "do not divide by the spread"),
     )  # fmt: skip
 
 
@@ -159,8 +154,6 @@ def empty_completions(view: LogView) -> Candidate | None:
     says = "from the start" if layer == "data" else "after they had been longer"
     return found(
         view, "empty_completions", layer, 0.7, index, row, f"completions are {value:g} tokens long {says}",
-        tries=("look at the chat template: a prompt that ends with end-of-sequence, a wrong eos_token_id",
-               "read the raw text of some completions"),
     )  # fmt: skip
 
 
@@ -174,7 +167,6 @@ def pairs_are_equal(view: LogView) -> Candidate | None:
     return found(
         view, "pairs_equal", "data", 0.7, index, row,
         f"the loss is {value:.6f} = ln 2 in {len(equal)} rows: chosen and rejected look the same to the model",
-        tries=("compare the pairs after truncation", "raise the maximum length, truncate from the left"),
     )  # fmt: skip
 
 
@@ -185,7 +177,6 @@ def ratio_off(view: LogView) -> Candidate | None:
         if lows.get(index) == high and abs(high - 1) > 0.05:
             return found(
                 view, "ratio_pinned", "policy", 0.7, index, row, f"the importance ratio is {high:g} for every token",
-                tries=("same temperature in rollout and loss", "look at the cap of the importance ratio"),
             )  # fmt: skip
     points = _finite(view, ("sampling/importance_sampling_ratio/mean", "is_ratio"))
     values = [p[2] for p in points]
@@ -194,7 +185,6 @@ def ratio_off(view: LogView) -> Candidate | None:
         return found(
             view, "sampler_cut", "policy", 0.65, index, row,
             f"the importance ratio stays at {value:.3g}: the sampler cuts off the rest of the distribution",
-            tries=("set top_p 1.0, top_k off (-1 or 0), min_p 0 in the rollout engine",),
         )  # fmt: skip
     return None
 
@@ -216,12 +206,12 @@ def isolated_nan_loss(view: LogView) -> Candidate | None:
         return found(
             view, "isolated_nonfinite_gradient", "gradient", 0.5, index, row,
             f"the loss is {value} in one row between finite ones, and so is {norms[0]}: that update was skipped",
-            role="symptom", tries=("look at the samples of that step on that rank", "count skipped updates"),
+            role="symptom",
         )  # fmt: skip
     return found(
         view, "isolated_nan_loss", "data", 0.45, index, row,
         f"the loss is {value} in one row between finite ones: that batch was empty or skipped",
-        role="symptom", tries=("look at the samples of that step: empty responses, all tokens masked",),
+        role="symptom",
     )  # fmt: skip
 
 
@@ -241,7 +231,6 @@ def loss_vanished(view: LogView) -> Candidate | None:
             return found(
                 view, "loss_vanished", "gradient", 0.85, index, row,
                 "the field `lm loss` is missing from here on: Megatron leaves a NaN loss out, and its counters stay 0",
-                tries=("turn the NaN check on (--check-for-nan-in-loss-and-grad)", "resume from before this iteration"),
             )  # fmt: skip
     return None
 
@@ -260,7 +249,6 @@ def gradient_died(view: LogView) -> Candidate | None:
     return found(
         view, "gradient_died", "gradient", 0.75, index, row,
         f"the gradient norm is exactly 0 in the last {len(points) - alive[-1] - 1} rows although rewards differ",
-        tries=("look for a mask, a clip bound or a loss term that became 0 there", "do parameters still require grad?"),
     )  # fmt: skip
 
 
@@ -277,7 +265,6 @@ def skipped_all(view: LogView) -> Candidate | None:
         name="updates_skipped", layer="gradient", confidence=0.8, step=int(first.groups["step"]),
         says=f"{skipped} of {steps} updates were skipped: every gradient overflows, the weights do not move",
         at=first.line.number / max(view.lines, 1), evidence=(evidence(first), evidence(last)),
-        tries=("train in bf16 instead of fp16", "look at the loss and rewards of the first skipped step"),
     )  # fmt: skip
 
 
@@ -290,7 +277,6 @@ def value_loss_before_overflow(view: LogView) -> Candidate | None:
             return found(
                 view, "value_loss_jump", "gradient", 0.65, index, row,
                 f"the value loss jumped from {before:.3g} to {after:.3g} around a loss-scale overflow",
-                tries=("clip the value loss, lower the critic's learning rate", "train in bf16"),
             )  # fmt: skip
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from grpo_sentinel.diagnosis.absence_checks import ABSENCE_CHECKS
 from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
@@ -20,6 +21,7 @@ from grpo_sentinel.diagnosis.update_checks import UPDATE_CHECKS
 from grpo_sentinel.diagnosis.verdict import Candidate, Diagnosis
 from grpo_sentinel.diagnosis.view import LogView, view_of
 from grpo_sentinel.history.logs.lines import Line
+from grpo_sentinel.rules.remedies import remedies_of
 
 _ROLE = {"cause": 0, "symptom": 1, "witness": 2}
 _BLIND = ("nvml_init", "driver_mismatch")  # they blind the watcher, not the training
@@ -48,6 +50,8 @@ def judge(view: LogView) -> Diagnosis:
     verdict = candidates[0] if candidates else _nothing(view)
     if verdict.role == "witness":
         verdict = _undetermined(verdict)
+    elif verdict.layer != "none":
+        verdict = replace(verdict, tries=_remedies(verdict))
     return Diagnosis(
         verdict=verdict,
         chain=tuple(c for c in candidates[1:] if c.role != "witness")[:8],
@@ -60,6 +64,11 @@ def judge(view: LogView) -> Diagnosis:
 
 
 _OF_SERVERS = ("read_timeout", "refused", "disconnected", "connection_reset", "server_unreachable", "no_route")
+
+
+def _remedies(verdict: Candidate) -> tuple[str, ...]:
+    """Remedies of the named cause; an exception of no special kind has those of its layer."""
+    return remedies_of(verdict.name) or remedies_of(f"python_exception.{verdict.layer}")
 
 
 def _explained(candidate: Candidate, view: LogView) -> bool:

@@ -25,7 +25,6 @@ def uniform_start(view: LogView) -> Candidate | None:
             return found(
                 view, "uniform_logits", "policy", 0.85, index, row,
                 f"the loss starts at {value:.3f} = ln({size}): the logits are uniform, the weights were never loaded",
-                tries=("check the checkpoint's parameter names against the model's", "check the tied output layer"),
             )  # fmt: skip
     return None
 
@@ -41,8 +40,6 @@ def destroyed_policy(view: LogView) -> Candidate | None:
                 says += ", and every completion is cut"
             return found(
                 view, "one_bad_update", "optimizer", 0.75, index, row, says,
-                tries=("look at the learning rate that this step really used, not the logged one",
-                       "resume from the checkpoint before this step"),
             )  # fmt: skip
     return None
 
@@ -63,26 +60,23 @@ def learning_rate(view: LogView) -> Candidate | None:
         if value >= 0.01:
             return found(
                 view, "huge_learning_rate", "optimizer", 0.85, index, row, f"the learning rate is {value:g}",
-                tries=("GRPO usually runs at 1e-7 to 1e-5 (full) or up to 5e-5 (LoRA)",),
             )  # fmt: skip
     for (_, _, before), (index, row, after) in pairwise(points):
         if before > 0 and after > 10 * before and after > 1e-5 and index > 3:
             return found(
                 view, "learning_rate_jump", "optimizer", 0.6, index, row,
-                f"the learning rate jumped from {before:g} to {after:g}", tries=("check the scheduler after a resume",),
+                f"the learning rate jumped from {before:g} to {after:g}",
             )  # fmt: skip
     if max(values) >= 1e-3 and _went_wrong(view):
         index, row, value = next(p for p in points if p[2] >= 1e-3)
         return found(
             view, "hot_learning_rate", "optimizer", 0.6, index, row,
             f"the learning rate is {value:g} and the run came apart under it",
-            tries=("GRPO usually runs at 1e-7 to 1e-5 (full) or up to 5e-5 (LoRA)",),
         )  # fmt: skip
     if len(values) >= 5 and max(values) == 0 and points[0][1].format != "verl":  # which may round to 0.000
         index, row, _ = points[0]
         return found(
             view, "zero_learning_rate", "optimizer", 0.7, index, row, "the learning rate is 0 in every row",
-            tries=("check warm-up and total steps of the schedule",),
         )  # fmt: skip
     return None
 
