@@ -29,6 +29,7 @@ from grpo_sentinel.agent.observing import Observer
 from grpo_sentinel.agent.optimizers import OptimizerHooks, UpdateWatch, innermost
 from grpo_sentinel.agent.phases import PhaseClock
 from grpo_sentinel.agent.probes.pack import Harvest
+from grpo_sentinel.agent.processor import Processor
 from grpo_sentinel.agent.settings import Settings
 from grpo_sentinel.agent.step_clock import StepClock
 from grpo_sentinel.agent.step_record import StepFacts, complete, host_values
@@ -56,6 +57,7 @@ class Agent(Observations):
             lambda phase: self.guard.run("compile", self.phases.leave, phase),
         )
         self.governor = Governor(share=settings.overhead_share, floor_seconds=settings.overhead_floor_seconds)
+        self.processor = Processor()
         ring = getattr(writer, "path", None)
         self.observer = Observer(settings, guard, recording=not isinstance(writer, NoWriter), ring=ring)
         self.observer.tell = self.event
@@ -139,6 +141,7 @@ class Agent(Observations):
         if not self.clock.running:
             self.clock.restart()
             self._self_seconds = self.guard.seconds
+            self.guard.run("processor", self.processor.start)
             self.guard.run("phase", self.phases.take)  # what came before the first step belongs to no step
 
     @fails_open(nullcontext)
@@ -289,7 +292,7 @@ class Agent(Observations):
         self._push(values, Kind.STEP, step=step)
 
     def _facts(self, outcome: Outcome) -> StepFacts:
-        seconds, self._self_seconds = self.guard.seconds - self._self_seconds, self.guard.seconds
+        seconds = self._own_seconds()
         return StepFacts(
             outcome=outcome,
             norm=self._vote.global_norm,
@@ -311,9 +314,19 @@ class Agent(Observations):
             completion_tokens=self.observer.completion_tokens,
         )
 
+    def _own_seconds(self) -> float:
+        """Self time of the step that ends, without the time in which the processor ran something else."""
+        guard, processor = self.guard, self.processor
+        seconds, self._self_seconds = guard.seconds - self._self_seconds, guard.seconds
+        processor.next_step()
+        seconds -= min(guard.off_processor_seconds, processor.held_up_seconds)
+        guard.off_processor_seconds, guard.by_processor = 0.0, processor.contended
+        return max(0.0, seconds)
+
     def _thin(self, values: Mapping[str, float]) -> None:
         """Let the governor see what this step cost, and tell what it does about it."""
-        seconds, elapsed = values["sentinel.agent_seconds"], values["time.step_seconds"]
+        seconds = values["sentinel.agent_seconds"]
+        elapsed = max(seconds, values["time.step_seconds"] - self.processor.held_up_seconds)
         change = self.governor.account(seconds, elapsed, full=self.observer.full)
         # The first change is told, and once that thinning cannot do it; the rest shows in the signals.
         if change is None or change.enough in self._thinned:
@@ -397,6 +410,7 @@ class Agent(Observations):
         for action in reversed(self._on_close):
             self.guard.essential("detach", action)
         self.guard.run("compile", self._compiling.close)
+        self.guard.run("processor", self.processor.close)
         self.guard.run("optimizer hooks", self._optimizers.detach)
         self.guard.essential("watch", self.observer.close)
         self.guard.run("phase", self.phases.switch, Phase.FINISHED)

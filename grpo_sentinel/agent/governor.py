@@ -4,7 +4,8 @@
 
 `full` and `plain` are the median self times of steps with and without the costly probes. Vote, gate, non-finite checks
 and bounds run at every step whatever it costs. Steps are chosen by their number, so ranks that thin at all do so at
-common steps, and a digest is compared with one of the same step.
+common steps, and a digest is compared with one of the same step. Time in which the processor ran something else is left
+out of both times (`processor`): a noisy neighbour thins nothing.
 """
 
 from __future__ import annotations

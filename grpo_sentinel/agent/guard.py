@@ -35,13 +35,18 @@ def short_traceback(error: BaseException, limit: int = 6) -> str:
 
 
 class Guard:
-    """Runs probes by name. `seconds` is the self time so far; a nested call counts once."""
+    """Runs probes by name. `seconds` is the self time so far; a nested call counts once.
+
+    `off_processor_seconds` is the part of it that the thread was not on a processor, known while `by_processor` is set.
+    """
 
     def __init__(self, *, strict: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.off: dict[str, str] = {}
         self.errors = 0
         self.seconds = 0.0
+        self.off_processor_seconds = 0.0
+        self.by_processor = False
         self.strict = strict
         self._report: Report | None = None
         self._depth = 0
@@ -65,6 +70,7 @@ class Guard:
         self, probe: str, switch_off: bool, function: Callable[..., Result], args: Any, kwargs: Any
     ) -> Result | None:
         started = self._clock()
+        worked = time.thread_time() if self.by_processor else None
         self._depth += 1
         try:
             return function(*args, **kwargs)
@@ -76,7 +82,10 @@ class Guard:
         finally:
             self._depth -= 1
             if self._depth == 0:
-                self.seconds += self._clock() - started
+                took = self._clock() - started
+                self.seconds += took
+                if worked is not None:
+                    self.off_processor_seconds += max(0.0, took - (time.thread_time() - worked))
 
     def refuse(self, place: str, text: str) -> None:
         """Count an argument that cannot be used, and say so once per `place`. Raises `Unusable` only if strict."""
