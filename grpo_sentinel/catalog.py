@@ -105,6 +105,7 @@ reward.all_right_ratio | ratio | gauge | mean | groups that are all equal and at
 reward.all_wrong_ratio | ratio | gauge | mean | groups that are all equal and at the batch's minimum (too hard, or a broken grader); absent when the whole batch is equal
 reward.learnability_index | ratio | gauge | mean | mean over groups of sum_m C(n,m) p^m (1-p)^(n-m) sqrt(m/n (1-m/n)) with p the group's share of the higher of two scores: 0 is dead, 0.46 the most for n = 8; absent unless scores take just two values
 reward.length_correlation | | gauge | mean | Pearson correlation of combined reward and completion length; absent when either does not vary
+reward.bimodality | | gauge | mean | Sarle's coefficient of the newest 200 finite combined rewards: 1/3 for a normal distribution, 5/9 for an even one, more where there are two modes, near 1 for two values; absent below 32 rewards or where all are equal
 reward.at_ceiling_ratio | ratio | gauge | mean | samples at the largest combined reward seen in the run so far
 reward.model_training_modules[func] | count | gauge | max | submodules in training mode of a reward model, or of the reference model (then named `reference`)
 reward.model_active_dropouts[func] | count | gauge | max | dropout modules (and attention dropouts) of a reward or reference model that are active: p > 0 in training mode

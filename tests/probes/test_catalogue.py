@@ -49,6 +49,7 @@ def everything():
             policy.observe(**b, loss=1.0, beta=0.1, vocab_size=9, on_policy=False, group_size=2, scale_rewards="group")
         ).values,
         harvest(reward.observe(torch.tensor([0.0, 1.0, 1.0, 1.0]), ["f"], group_size=2)).values,
+        harvest(reward.observe(torch.arange(32.0), ["f"], history=reward.History())).values,
         MemoryProbe().observe(),
         outside_allocator({"memory.cuda_reserved_bytes": 1.0}, 3, 8),
         LiveTensors().observe()[0],

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from grpo_sentinel.agent.probes.pack import Harvest, Part
+from grpo_sentinel.agent.probes.reward_shape import Newest
 from grpo_sentinel.stats import Comoments, Moments
 
 
@@ -17,6 +18,7 @@ class History:
 
     def __init__(self) -> None:
         self.ceiling = -math.inf
+        self.newest = Newest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,10 @@ def _combined(rewards: Sequence[float], history: History | None) -> dict[str, fl
     if history is not None:
         history.ceiling = max(history.ceiling, moments.high)
         out["reward.at_ceiling_ratio"] = rewards.count(history.ceiling) / moments.count
+        history.newest.add(rewards)
+        bimodality = history.newest.bimodality()
+        if bimodality is not None:
+            out["reward.bimodality"] = bimodality
     return out
 
 
