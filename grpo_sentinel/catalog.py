@@ -79,6 +79,12 @@ data.duplicate_prompt_ratio | ratio | gauge | mean | share of the groups' distin
 data.duplicate_completion_ratio | ratio | gauge | mean | 1 - distinct/size within a group, mean over groups
 data.duplicate_over_ranks_ratio | ratio | gauge | max | this rank's samples (prompt and completion) that also stand on another rank, where every group stays on one rank
 data.sample_age_steps | steps | gauge | max | optimizer steps between the generation of the trained samples and this one: 0 is on-policy
+data.version_lag_max | count | gauge | max | versions of the weights between the oldest that sampled the batch and the trainer's own, where an asynchronous trainer gives both: the worst staleness; below 0 a sample is newer than the trainer
+data.version_lag_mean | count | gauge | mean | the same, of each row's oldest token, mean over rows
+data.version_ahead | count | gauge | sum | rows with a token of newer weights than the trainer has: versions are mixed up
+data.version_spans_ratio | ratio | gauge | mean | rows whose tokens come from more than two versions of the weights
+data.stale_dropped | count | gauge | sum | samples that the trainer threw away as too old before this step's batches
+data.stale_dropped_ratio | ratio | gauge | mean | stale_dropped / (stale_dropped + samples)
 data.sequence_length_imbalance | ratio | gauge | own | (longest - shortest) / mean of total lengths in the batch
 # ---- reward: raw, before any nan-mean of the trainer
 reward.mean | | gauge | mean | mean over finite samples of the combined reward: weighted sum of the functions, None left out
@@ -325,11 +331,15 @@ data. | tensors of the micro-batch as the loss gets them, before its forward | m
 data.mixed_groups | prompts of a generation batch, on the host | hash
 data.duplicate | prompts and completions of a generation batch, on the host | hash
 data.duplicate_over_ranks_ratio | texts of all ranks, which TRL gathers for its own log | hash, sampled
+data.version_ | versions that the trainer gives with the micro-batch | micro-batch
+data.stale_dropped | a count that the trainer gives with the micro-batch | free
 data.sample_age_steps | the trainer's step counter | free
 reward. | raw scores of this rank, before the trainer's nan-mean | generation
 reward.func_latency_seconds | the call of the function | free
 reward.func_failures | the call of the function | free
 reward.func_sanitized | sanitize_rewards() in the reward function | free
+reward.func_twin_mismatch | scores beside digests of the completions they came with, on the host | hash
+reward.func_repeated | scores beside digests of the completions they came with, on the host | hash
 reward.model_ | modules and parameters of the model, on the host | walk, sampled
 reward.model_autograd | what the model's pass returned: its grad_fn | free
 reward.model_adapter_mismatch | adapter layers of the model; of the reference, those that are on during its pass | walk
@@ -348,6 +358,7 @@ gradient.abs_mean | hashed sample of the gradients | sample, sampled
 gradient.std | the exact norm, and the hashed sample | sample, sampled
 gradient.abs_p | hashed sample of the gradients | sample, sampled
 gradient.norm_before_reduce | hooks on the parameters, before the all-reduce | hooks
+gradient.carried_norm | `.grad` of three small parameters, when the step's first gradient arrives | sample
 gradient.worst_micro_batch | hooks on the parameters, before the all-reduce | hooks
 gradient.local_nonfinite_tensors | hooks on the parameters, before the all-reduce | hooks
 optimizer. | groups and state of the innermost optimizer, around its step | free
@@ -360,6 +371,7 @@ optimizer.tensor_std | hashed sample of weights and moments, every 16th step | s
 optimizer.bf16_image_same_ratio | hashed sample of the weights, before and after the step | sample, sampled
 optimizer.bf16_swallowed_ratio | hashed sample of the weights, before and after the step | sample, sampled
 optimizer.parameter_digest | bits of a fixed sample of the weights | sample, sampled
+optimizer.weight_decay | the first group of the innermost optimizer | free
 optimizer.weight | all trained parameters after the step | pass
 optimizer.nonfinite_weights | all trained parameters after the step | pass
 memory. | /proc and the cgroup of the rank's process | files

@@ -30,7 +30,7 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "trl_lora": (TRL1, {**_SLOW, "learning_rate": 5e-5, "lora": True}),
     "trl_long_warmup_and_decay": (TRL1, {**_SLOW, "warmup": 300, "grpo": {"lr_scheduler_type": "cosine"}}),
     "trl_mixed_lengths": (TRL1, {**_SLOW, "mixed_lengths": True, "max_completion_length": 20}),
-    "trl_learns": (TRL1, {**_SLOW, "learning_rate": 5e-5, "beta": 0.02}),
+    "trl_learns": (TRL1, {**_SLOW, "learning_rate": 2e-5, "beta": 0.02}),
     "trl_accumulates": (TRL1, {**_SLOW, "grpo": {"gradient_accumulation_steps": 2}}),
     "trl_dapo": (
         TRL1,

@@ -242,7 +242,9 @@ class Loop:
             extra = self._facts(prompts, texts, scores["judge"])
         lengths = [len(text) for text in texts]
         whole = {n: s for n, s in scores.items() if len(s) == len(prompts)}
-        self.agent.observe_rewards(whole, group_size=GROUP, completion_lengths_B=lengths, extra=extra)
+        self.agent.observe_rewards(
+            whole, group_size=GROUP, completion_lengths_B=lengths, completions_B=texts, extra=extra
+        )
         columns = [torch.tensor([math.nan if x is None else float(x) for x in s]) for s in whole.values()]
         total = torch.stack(columns).nansum(0) if len(columns) > 1 else columns[0]
         total = torch.where(torch.stack(columns).isnan().all(0), torch.tensor(math.nan), total)

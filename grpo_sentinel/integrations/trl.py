@@ -128,13 +128,15 @@ class GrpoFeed(TrainerFeed):
         whole = start % size == 0 and rows % size == 0  # else groups span ranks: look at this rank's scores only
         self._rows = rows if whole else 0
         lengths = [len(ids) for ids in rest[0]] if rest and len(rest[0]) == rows else None
+        keys = [digest(completion) for completion in completions]
         agent.observe_rewards(
             rewards.detach()[start : start + rows],
             func_names=self._reward_names(rewards.shape[1]),
             weights=getattr(trainer, "reward_weights", None),
             completion_lengths_B=lengths,
             group_size=size if whole else None,
-            extra=self._host_facts(prompts, completions, whole),
+            completions_B=keys,
+            extra=self._host_facts(prompts, keys, whole),
             identify=lambda row: dataset_id(inputs[row]) or {"prompt_digest": digest(prompts[row])},
         )
 

@@ -4,8 +4,8 @@ Order is (onset step, layer), where what a bound decided goes before what a base
 right: within one step data comes before reward before policy before gradient before optimizer;
 between steps time decides, since a bad update of step s shows in the data of step s + 1. A finding joins a chain only
 where its layer can follow from the other's, and only within `gap_steps` of it. A note is never the root of more.
-An *outcome* - the level of a reward - shows what any layer does, is dated by a sum of small differences, which may be
-wrong by a few steps, and so gives way to what was wrong with the samples themselves from about then on.
+An *outcome* - the level of a reward, what KL bought - shows what any layer does, is dated by a sum of small
+differences, which may be wrong by a few steps, and so gives way to what was wrong with the samples from about then on.
 A rank whose own exception says that its peer had gone comes after all others of its step and the next.
 """
 
@@ -40,7 +40,7 @@ class RootCause:
         self, bounds: Iterable[str] = (), outcomes: Iterable[str] = (), gap_steps: int = 20, linger_steps: int = 20
     ) -> None:
         """`bounds`: rules that decide without a baseline; within one step they come before those that need one.
-        `outcomes`: rules about the level of a reward.
+        `outcomes`: rules about what training comes to, in which any layer shows.
         """
         self._bounds = frozenset(bounds)
         self._outcomes = frozenset(outcomes)

@@ -34,7 +34,7 @@ class Rule:
     resolve_after: int = 5  # clear views in a row
     cooldown: int = 20  # views after a resolution in which it does not fire again
     bound: bool = False  # decides without a baseline; while broken, no baseline learns
-    outcome: bool = False  # the level of a reward: what any layer does shows in it, see root_cause
+    outcome: bool = False  # what training comes to: any layer shows in it, see root_cause
     attribution: str = ""  # nonfinite: rank and parameter from `nonfinite` events; own_gradient: rank from hooks' norms
     enabled: bool = True
     message: str

@@ -9,6 +9,7 @@ import torch
 
 from grpo_sentinel import catalog
 from grpo_sentinel.agent.probes import data, gradient, policy, reward
+from grpo_sentinel.agent.probes.carried import CarriedWatch
 from grpo_sentinel.agent.probes.groups import observe_groups, shared_over_ranks
 from grpo_sentinel.agent.probes.live_tensors import LiveTensors
 from grpo_sentinel.agent.probes.local_watch import LocalWatch
@@ -24,6 +25,7 @@ from .test_reward import Head
 
 pytestmark = pytest.mark.torch
 LAYERS = ("data", "reward", "policy", "gradient", "optimizer", "memory")
+VERSIONS = {"weight_versions": torch.zeros(5), "weight_version": 1, "stale_dropped": 1}
 BY_THE_AGENT = {"optimizer.skipped_updates"}  # counted where updates are stopped
 BY_THE_INTEGRATION = {"data.sample_age_steps", "policy.kl_reported_nats", "reward.func_sanitized"}
 QUOTIENTS = {"ratio_max", "ratio_mean", "sampling_mult_error", "sampling_weight_mean", "sampling_ppl_ratio"}  # of any size
@@ -38,7 +40,7 @@ def everything():
     rewards = torch.tensor([[0.0, 0.1], [1.0, 0.4], [1.0, 0.2], [1.0, 0.2]])
     b = policy_batch(tokens=12)
     found = [
-        harvest(data.observe(**data_batch(), **tokens, **limits)).values,
+        harvest(data.observe(**data_batch(), **tokens, **limits, **VERSIONS)).values,
         observe_groups(["a", "a"], ["b", "c"], group_size=2),
         shared_over_ranks([("a", "b"), ("a", "c")], rows=1, rank=0),
         harvest(
@@ -54,6 +56,10 @@ def everything():
         outside_allocator({"memory.cuda_reserved_bytes": 1.0}, 3, 8),
         LiveTensors().observe()[0],
     ]
+    history = reward.History()
+    for texts in ("abcdefgh" * 8, "jjklmnop" * 8):  # a group with the same completion twice, another batch's scores
+        scored = reward.observe(torch.arange(64.0), ["f"], completions_B=texts, group_size=8, history=history)
+        found.append(harvest(scored).values)
     meter = reward.CallMeter()
     with meter.measure("f"):
         pass
@@ -64,9 +70,11 @@ def everything():
     net = torch.nn.Linear(4, 4).bfloat16()
     net.single = torch.nn.Parameter(torch.ones(4))
     optimizer, watch, local = torch.optim.AdamW(net.parameters(), lr=1e-3), OptimizerProbe(), LocalWatch()
+    carried = CarriedWatch()
     local.arm(net.named_parameters())
+    carried.arm(list(net.parameters()))
     net(torch.ones(1, 4).bfloat16()).sum().backward()
-    found.append(harvest(gradient.observe(net.named_parameters(), clip_limit=1.0), local.pack()).values)
+    found.append(harvest(gradient.observe(net.named_parameters(), clip_limit=1.0), local.pack(), carried.pack()).values)
     watch.before_step(optimizer)
     optimizer.step()
     after = watch.after_step(

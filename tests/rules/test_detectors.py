@@ -91,6 +91,17 @@ def test_sigmas_of_logarithms_follow_the_spread_of_what_varies_by_factors() -> N
         assert bad_steps(feed(spec, [*level, loud])) == [51]
 
 
+def test_a_price_is_unpaid_where_it_doubles_and_the_gain_does_not_rise() -> None:
+    spec = {"kind": "unpaid", "price": "policy.x", "gain": "reward.y", "block": 5, "blocks": 3}
+    rising = [0.1] * 5 + [0.15] * 5 + [0.4] * 5
+    paid, flat = [0.5] * 5 + [0.6] * 5 + [0.7] * 5, [0.5] * 15
+    assert bad_steps(feed(spec, rising, reward__y=flat)) == [15]
+    assert feed(spec, rising, reward__y=flat)[-1].onset == 10  # 0.15 is below the half way of 0.2
+    assert bad_steps(feed(spec, rising, reward__y=paid)) == []
+    assert bad_steps(feed(spec, [0.1] * 15, reward__y=flat)) == []
+    assert bad_steps(feed(spec, rising[::-1], reward__y=flat)) == []
+
+
 def test_a_spike_does_not_enter_its_own_baseline() -> None:
     verdicts = feed({"kind": "spike", "signal": "policy.x", "adapt": 50}, [1, 1.1, 0.9] * 5 + [500.0] * 20)
     assert bad_steps(verdicts) == list(range(16, 36))

@@ -28,6 +28,7 @@ def observe(
     rate = _rate(optimizer)
     if rate is not None:
         out["optimizer.learning_rate"] = rate
+    out.update(_hyperparameters(optimizer))
     if learning_rate_expected is not None:
         out["optimizer.learning_rate_expected"] = float(learning_rate_expected)
     if named_parameters is not None:
@@ -81,6 +82,16 @@ def _rate(optimizer: torch.optim.Optimizer) -> float | None:
     if isinstance(rate, torch.Tensor):
         return float(rate) if rate.device.type == "cpu" else None
     return None if rate is None else float(rate)
+
+
+def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Read the first group's averaging and decay, where they are plain numbers."""
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    betas = group.get("betas")
+    known = {"weight_decay": group.get("weight_decay")}
+    if isinstance(betas, tuple | list) and len(betas) >= 2:
+        known |= {"beta1": betas[0], "beta2": betas[1]}
+    return {f"optimizer.{name}": float(value) for name, value in known.items() if isinstance(value, int | float)}
 
 
 def _mismatches(state: Any, parameter: torch.Tensor) -> int:

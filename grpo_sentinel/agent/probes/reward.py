@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from grpo_sentinel.agent.probes.groups import digest
 from grpo_sentinel.agent.probes.model_state import observe_model
 from grpo_sentinel.agent.probes.pack import Pack, refuse_unreadable, vector
 from grpo_sentinel.agent.probes.reward_finish import History, Meta, finish
@@ -53,12 +55,14 @@ def observe(
     weights: Sequence[float] | torch.Tensor | None = None,
     group_size: int | None = None,
     completion_lengths_B: torch.Tensor | Sequence[int] | None = None,
+    completions_B: Sequence[Any] | None = None,
     history: History | None = None,
 ) -> Pack:
     """Read the raw scores of one generation batch; NaN stands for None. Groups are adjacent rows of `group_size`.
 
     The combined reward is the weighted sum over functions, NaN where every function is NaN (a function that returned
-    None for a row is left out of that row, as TRL does). `history` is updated at harvest. Functions of one name are
+    None for a row is left out of that row, as TRL does). `completions_B` are texts, chats or ids, of which digests are
+    kept: are scores those of their own completion? `history` is updated at harvest. Functions of one name are
     told apart by a number (`length`, `length#2`). Raises ValueError when names do not fit the matrix. Never
     synchronises.
     """
@@ -83,7 +87,10 @@ def observe(
         lengths = isinstance(completion_lengths_B, torch.Tensor) or tuple(map(float, completion_lengths_B))
     if isinstance(completion_lengths_B, torch.Tensor) and lengths:
         pieces.append(completion_lengths_B)
-    meta = Meta(_distinct(func_names), known, len(scores_BF), group_size, lengths, history)
+    keys: tuple[str, ...] = ()
+    if completions_B is not None and len(completions_B) == len(scores_BF):
+        keys = tuple(map(digest, completions_B))
+    meta = Meta(_distinct(func_names), known, len(scores_BF), group_size, lengths, history, keys)
     with torch.no_grad():
         return Pack("reward", vector(pieces), finish, meta)
 

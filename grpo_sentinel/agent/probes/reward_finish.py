@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from grpo_sentinel.agent.probes.pack import Harvest, Part
+from grpo_sentinel.agent.probes.reward_consistency import Repeats, mismatches, twins_of
 from grpo_sentinel.agent.probes.reward_shape import Newest
 from grpo_sentinel.stats import Comoments, Moments
 
 
 class History:
-    """What reward signals remember between steps: the largest combined reward of the run so far."""
+    """What reward signals remember between steps: the run's largest combined reward, the newest batch's scores."""
 
     def __init__(self) -> None:
         self.ceiling = -math.inf
         self.newest = Newest()
+        self.repeats = Repeats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Meta:
     group_size: int | None
     lengths: tuple[float, ...] | bool  # True: they end the vector; False: unknown
     history: History | None
+    keys: tuple[str, ...] = ()  # digests of the completions; empty: unknown
 
 
 def finish(parts: Sequence[Part]) -> Harvest:
@@ -46,10 +49,29 @@ def finish(parts: Sequence[Part]) -> Harvest:
         values.update(_groups([combined[start : start + size] for start in range(0, len(combined), size)]))
     if all(part.meta.lengths is not False for part in parts):
         values.update(_correlation(combined, [length for _, _, lengths in cut for length in lengths]))
+    values.update(_consistency(parts, cut))
     bad: tuple[int, ...] = ()
     if values["reward.nonfinite"]:
         bad = tuple(row for row, reward in enumerate(combined) if not math.isfinite(reward))[:16]
     return Harvest(values, samples={"reward.nonfinite": bad} if bad else {})
+
+
+def _consistency(
+    parts: Sequence[Part], cut: Sequence[tuple[list[list[float]], list[float], Sequence[float]]]
+) -> dict[str, float]:
+    """Ask of every batch whose completions are known whether its scores are theirs."""
+    out: dict[str, float] = {}
+    same = [part.meta for part in parts if part.meta.names == parts[-1].meta.names]
+    for meta, (columns, _, _) in zip(same, cut, strict=True):
+        named = dict(zip(meta.names, columns, strict=True))
+        twins = twins_of(meta.keys, meta.group_size) if meta.group_size else ()
+        for name, scores in named.items() if twins else ():
+            key = f"reward.func_twin_mismatch[{name}]"
+            out[key] = out.get(key, 0.0) + mismatches(scores, twins)
+        if meta.history is not None and meta.keys:
+            for key, flag in meta.history.repeats.look(named, meta.keys).items():
+                out[key] = max(flag, out.get(key, 0.0))
+    return out
 
 
 def _cut(part: Part) -> tuple[list[list[float]], list[float], Sequence[float]]:

@@ -15,6 +15,7 @@ KINDS: dict[str, str] = {
     "shift": "shift:Shift",
     "change_point": "change_point:ChangePoint",
     "trend": "trend:Trend",
+    "unpaid": "unpaid:Unpaid",
     "after_update": "after_update:AfterUpdate",
     "share": "window:Share",
     "count": "window:Count",
