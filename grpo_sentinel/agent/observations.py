@@ -15,7 +15,7 @@ from grpo_sentinel.agent.arguments import fails_open
 from grpo_sentinel.agent.capture.capture import Capture
 from grpo_sentinel.agent.core import Core, Outcome
 from grpo_sentinel.agent.guard import Guard
-from grpo_sentinel.agent.observing import DATA_NAMES, POLICY_NAMES, POLICY_TENSORS, REWARD_NAMES, Observer
+from grpo_sentinel.agent.observing import DATA_NAMES, DATA_NUMBERS, POLICY_NAMES, POLICY_TENSORS, REWARD_NAMES, Observer
 from grpo_sentinel.agent.step_vote import StepVote
 from grpo_sentinel.records import Kind
 
@@ -49,6 +49,8 @@ class Observations:
 
         Keys are TRL's (`prompt_ids`, `prompt_mask`, `completion_ids`, `completion_mask`, `advantages`, ...), or
         `input_ids` and `attention_mask`. Costs one small copy: a bad token id kills the process in the forward.
+        Asynchronous trainers add `weight_versions` (B, or B x T of completion tokens) that sampled the batch,
+        `weight_version` of their own, and `stale_dropped`, the samples thrown away as too old since the last call.
         """
         self._begin()
         if not self.observer.recording:
@@ -57,6 +59,10 @@ class Observations:
         if self.capture is not None and not self.capture.fed:
             self.guard.run("capture", self.capture.batch, given)
         given = arguments.tensors(self.guard, "observe_data", given, DATA_NAMES)
+        for name in DATA_NUMBERS:
+            if name in given:
+                number = arguments.scalar(self.guard, f"observe_data({name}", given[name], "give a number of 0 or more")
+                given[name] = float(number) if number is not None else None
         values = self.guard.run("data", self.observer.data, given)
         if values:
             self._push(values, Kind.DATA, micro_batch=self.observer.micro_batch)

@@ -47,8 +47,10 @@ _DATA_NAMES = {
     "input_ids": "input_ids_BT",
     "attention_mask": "attention_mask_BT",
     "advantages": "advantages_B",
+    "weight_versions": "weight_versions",
 }
-DATA_NAMES = _DATA_NAMES.keys()
+_DATA_NUMBERS = ("weight_version", "stale_dropped")
+DATA_NAMES, DATA_NUMBERS = _DATA_NAMES.keys(), _DATA_NUMBERS
 POLICY_NAMES = inspect.signature(policy_probe.observe).parameters.keys()
 POLICY_TENSORS = frozenset(name for name in POLICY_NAMES if "_B" in name or name == "advantages")
 REWARD_NAMES = frozenset(
@@ -167,8 +169,11 @@ class Observer:
         self.micro_batch, self._micro_batches = self._micro_batches, self._micro_batches + 1
         self._border()
         known = {_DATA_NAMES[name]: value for name, value in batch.items() if name in _DATA_NAMES}
+        known.update({name: batch[name] for name in _DATA_NUMBERS if name in batch})
         others = {
-            name: value for name, value in batch.items() if name not in _DATA_NAMES and isinstance(value, torch.Tensor)
+            name: value
+            for name, value in batch.items()
+            if name not in (*_DATA_NAMES, *_DATA_NUMBERS) and isinstance(value, torch.Tensor)
         }
         pack = data_probe.observe(
             **known,

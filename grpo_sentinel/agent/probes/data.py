@@ -14,6 +14,7 @@ from grpo_sentinel.agent.probes.data_finish import Meta, Tally, finish
 from grpo_sentinel.agent.probes.groups import observe_groups
 from grpo_sentinel.agent.probes.layout import Layout, check_layout
 from grpo_sentinel.agent.probes.pack import Pack, vector
+from grpo_sentinel.agent.probes.versions import version_columns
 
 _SECTIONS = ("prompt", "completion", "input")
 _MASKS = ("prompt_mask", "completion_mask", "attention_mask")
@@ -30,6 +31,9 @@ def observe(
     input_ids_BT: torch.Tensor | None = None,
     attention_mask_BT: torch.Tensor | None = None,
     advantages_B: torch.Tensor | None = None,
+    weight_versions: torch.Tensor | None = None,
+    weight_version: float | None = None,
+    stale_dropped: float | None = None,
     others: Mapping[str, torch.Tensor] | None = None,
     vocab_size: int | None = None,
     pad_id: int | None = None,
@@ -45,9 +49,11 @@ def observe(
 
     With whole sequences `completion_mask_BC` (B x T then) marks the tokens that enter the loss. `others` are more
     tensors of the batch by name (`old_per_token_logps`, `ref_per_token_logps`, `rewards`, `labels`), looked at for
-    shape, device and dtype only. `so_far` is the tally of the step's earlier micro-batches; at harvest this one is
-    added to it, and the signals are of all of them. Raises nothing for shapes that contradict each other. Never
-    synchronises, changes or keeps a tensor.
+    shape, device and dtype only. Asynchronous trainers give `weight_versions`, integers of the weights that sampled
+    each row (B) or completion token (B x T), `weight_version` that the trainer has now, and in `stale_dropped` how many
+    samples it has thrown away as too old since the last call. `so_far` is the tally of the step's earlier
+    micro-batches; at harvest this one is added to it, and the signals are of all of them. Raises nothing for shapes
+    that contradict each other. Never synchronises, changes or keeps a tensor.
     """
     named = {
         "prompt_ids": prompt_ids_BP,
@@ -57,12 +63,15 @@ def observe(
         "input_ids": input_ids_BT,
         "attention_mask": attention_mask_BT,
         "advantages": advantages_B,
+        "weight_versions": weight_versions,
         **(others or {}),
     }
     layout = check_layout({name: tensor for name, tensor in named.items() if tensor is not None}, model_device)
     ends = (eos_id,) if isinstance(eos_id, int) else tuple(eos_id or ())
     with torch.no_grad():
         columns = _columns_of(layout, vocab_size, unk_id, ends)
+        if weight_versions is not None and weight_version is not None and layout.rows:
+            columns.update(version_columns(weight_versions, layout.completion()[1], layout.rows))
         values = vector(list(columns.values()))
     limits = {
         "vocab_size": vocab_size,
@@ -70,14 +79,18 @@ def observe(
         "max_prompt_length": max_prompt_length,
         "max_completion_length": max_completion_length,
         "pad_id": pad_id,
+        "weight_version": weight_version,
     }
+    facts = layout.facts()
+    if stale_dropped is not None:
+        facts["data.stale_dropped"] = float(stale_dropped)
     meta = Meta(
         columns=tuple(columns),
         rows=layout.rows,
         width=_width(layout),
         positions=sum(tensor.numel() for name, tensor in layout.fitting.items() if name.endswith("_ids")),
         limits={name: float(limit) for name, limit in limits.items() if limit is not None},
-        facts=layout.facts(),
+        facts=facts,
         subjects=layout.subjects(),
         so_far=so_far,
     )

@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpo_sentinel.agent.probes.pack import Harvest, Part
+from grpo_sentinel.agent.probes.versions import version_rows
 
 Rows = Mapping[str, Sequence[float]]
 _BLAMED = 16  # rows that are named per signal
 _MASKS = ("prompt_mask", "completion_mask", "attention_mask")
-_SUMS = ("oov", "nonbinary", "right_padded", "unknown", "ended", "truncated")
+_SUMS = (
+    "oov", "nonbinary", "right_padded", "unknown", "ended", "truncated",
+    "version_lag", "version_ahead", "version_spans",
+)  # fmt: skip
 _COUNTS = {
     "sum:oov": "data.out_of_vocabulary",
     "sum:nonbinary": "data.nonbinary_mask",
@@ -27,6 +31,8 @@ _COUNTS = {
     "sum:empty_prompt": "data.empty_prompt_rows",
     "sum:completion": "data.completion_tokens",
     "sum:masked": "data.masked_completions",
+    "max:version_lag": "data.version_lag_max",
+    "sum:version_ahead": "data.version_ahead",
 }
 _MERGE: dict[str, Callable[[float, float], float]] = {"sum": operator.add, "min": min, "max": max}
 
@@ -80,6 +86,7 @@ class Tally:
         for signal, column, count in (
             ("data.out_of_vocabulary", "oov", "sum:oov"),
             ("data.right_padded_prompts", "right_padded", "sum:right_padded"),
+            ("data.version_ahead", "version_ahead", "sum:version_ahead"),
         ):
             if found.get(count):
                 self._name(signal, [row for row, number in enumerate(rows[column]) if number])
@@ -99,6 +106,9 @@ class Tally:
         """Turn what was added into signals; see the catalogue for each one's meaning."""
         values = dict(self.facts)
         values["data.samples"] = float(self.samples)
+        dropped = values.get("data.stale_dropped")
+        if dropped is not None and dropped + self.samples > 0:
+            values["data.stale_dropped_ratio"] = dropped / (dropped + self.samples)
         values.update(
             {f"data.{name}": self.limits[name] for name in ("vocab_size", "group_size") if name in self.limits}
         )
@@ -134,6 +144,9 @@ def _derive(rows: dict[str, list[float]], meta: Meta) -> None:
             rows["right_padded"] = [float(n > 0 and not end) for n, end in zip(prompt, last, strict=True)]
     if any(name in rows for name in _MASKS):
         rows.setdefault("nonbinary", [])  # masks of bool have no other values
+    if "version_old" in rows:
+        versions = rows["version_old"], rows["version_new"], rows["version_count"]
+        rows.update(version_rows(*versions, meta.limits["weight_version"]))
     limit = meta.limits.get("max_completion_length")
     if limit is not None and completion is not None and "ended" in rows:
         rows["truncated"] = _truncated(rows, meta, limit)
@@ -167,6 +180,8 @@ def _reduced(rows: Rows, max_prompt_length: float | None) -> dict[str, float]:
         out.update({"sum:prompt": sum(prompt), "max:prompt": max(prompt)})
         if max_prompt_length:
             out["sum:prompt_clipped"] = float(sum(length >= max_prompt_length for length in prompt))
+    if "version_lag" in rows:
+        out["max:version_lag"] = max(rows["version_lag"])
     if "prompt_mask" in rows:
         out["sum:empty_prompt"] = float(rows["prompt_mask"].count(0))
     if (completion := rows.get("completion_mask")) is not None:
@@ -212,6 +227,8 @@ def _shares(numbers: Mapping[str, float], samples: int, positions: int) -> dict[
         ("sum:masked", "data.masked_completion_ratio"),
         ("sum:ended", "data.eos_ratio"),
         ("sum:truncated", "data.truncated_ratio"),
+        ("sum:version_lag", "data.version_lag_mean"),
+        ("sum:version_spans", "data.version_spans_ratio"),
     ):
         if name in numbers:
             out[signal] = numbers[name] / samples
