@@ -85,12 +85,6 @@ data.version_ahead | count | gauge | sum | rows with a token of newer weights th
 data.version_spans_ratio | ratio | gauge | mean | rows whose tokens come from more than two versions of the weights
 data.stale_dropped | count | gauge | sum | samples that the trainer threw away as too old before this step's batches
 data.stale_dropped_ratio | ratio | gauge | mean | stale_dropped / (stale_dropped + samples)
-data.version_lag_max | count | gauge | max | versions of the weights between the oldest that sampled the batch and the trainer's own, where an asynchronous trainer gives both: the worst staleness; below 0 a sample is newer than the trainer
-data.version_lag_mean | count | gauge | mean | the same, of each row's oldest token, mean over rows
-data.version_ahead | count | gauge | sum | rows with a token of newer weights than the trainer has: versions are mixed up
-data.version_spans_ratio | ratio | gauge | mean | rows whose tokens come from more than two versions of the weights
-data.stale_dropped | count | gauge | sum | samples that the trainer threw away as too old before this step's batches
-data.stale_dropped_ratio | ratio | gauge | mean | stale_dropped / (stale_dropped + samples)
 data.sequence_length_imbalance | ratio | gauge | own | (longest - shortest) / mean of total lengths in the batch
 # ---- reward: raw, before any nan-mean of the trainer
 reward.mean | | gauge | mean | mean over finite samples of the combined reward: weighted sum of the functions, None left out
@@ -337,8 +331,6 @@ data. | tensors of the micro-batch as the loss gets them, before its forward | m
 data.mixed_groups | prompts of a generation batch, on the host | hash
 data.duplicate | prompts and completions of a generation batch, on the host | hash
 data.duplicate_over_ranks_ratio | texts of all ranks, which TRL gathers for its own log | hash, sampled
-data.version_ | versions that the trainer gives with the micro-batch | micro-batch
-data.stale_dropped | a count that the trainer gives with the micro-batch | free
 data.version_ | versions that the trainer gives with the micro-batch | micro-batch
 data.stale_dropped | a count that the trainer gives with the micro-batch | free
 data.sample_age_steps | the trainer's step counter | free
