@@ -26,7 +26,6 @@ from .test_reward import Head
 pytestmark = pytest.mark.torch
 LAYERS = ("data", "reward", "policy", "gradient", "optimizer", "memory")
 VERSIONS = {"weight_versions": torch.zeros(5), "weight_version": 1, "stale_dropped": 1}
-VERSIONS = {"weight_versions": torch.zeros(5), "weight_version": 1, "stale_dropped": 1}
 BY_THE_AGENT = {"optimizer.skipped_updates"}  # counted where updates are stopped
 BY_THE_INTEGRATION = {"data.sample_age_steps", "policy.kl_reported_nats", "reward.func_sanitized"}
 QUOTIENTS = {"ratio_max", "ratio_mean", "sampling_mult_error", "sampling_weight_mean", "sampling_ppl_ratio"}  # of any size
