@@ -141,13 +141,21 @@ def _leave_pipe() -> int:
     return 0
 
 
+def _own_arguments(arguments: list[str]) -> list[str]:
+    """Leave out the command that `launch` runs: it is the user's, and may hold what is nobody's business."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
 def _crash_log() -> str:
     """Write the traceback to a file of its own and say where."""
     import os
     import tempfile
     import traceback
 
-    text = f"grpo-sentinel {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{traceback.format_exc()}"
+    from grpo_sentinel.scrub import scrub
+
+    text = f"grpo-sentinel {__version__}, Python {sys.version}\n{' '.join(_own_arguments(sys.argv))}\n\n"
+    text = scrub(text + traceback.format_exc())
     try:
         descriptor, path = tempfile.mkstemp(prefix="grpo-sentinel-crash-", suffix=".log")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:

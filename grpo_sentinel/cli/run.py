@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import logging
+import os
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ from types import FrameType
 import click
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.scrub import learn_environment, learn_settings, scrub
 
 
 @click.command()
@@ -49,7 +51,11 @@ def run(
         config = config.model_copy(update={"incidents": config.incidents.model_copy(update={"log_files": named})})
     if run_dir is not None and not Path(run_dir).is_dir():
         raise SentinelError(f"--run-dir {run_dir} is not a directory; give the directory of a run or leave it out")
-    logging.basicConfig(level=logging.INFO, format="grpo-sentinel: %(message)s", stream=sys.stderr, force=True)
+    learn_environment(os.environ)
+    learn_settings(config.model_dump(mode="json"))
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Scrubbed("grpo-sentinel: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for noisy in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     daemon = Daemon(
@@ -64,6 +70,14 @@ def run(
     _end_on_signals(stop)
     daemon.run(stop)
     return 0
+
+
+class _Scrubbed(logging.Formatter):
+    """Lines without secrets, tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Give a record as text."""
+        return scrub(super().format(record))
 
 
 def _look_once(daemon: object, as_json: bool) -> int:

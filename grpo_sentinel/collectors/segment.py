@@ -11,6 +11,7 @@ from grpo_sentinel.protocol import RankReader
 from grpo_sentinel.protocol.ended import explain
 from grpo_sentinel.protocol.liveness import process_gone, process_stopped
 from grpo_sentinel.records import EventRecord, Kind, Liveness, Mode, StepRecord
+from grpo_sentinel.scrub import clean
 from grpo_sentinel.views import Cursor, RankStatus
 
 GRACE_NS = 400_000_000  # a rank that is gone may be explained so long: `launch` learns of a death when we do
@@ -69,7 +70,7 @@ class RankSegment:
         self._missed += batch.missed_records
         self._bad_slots += batch.bad_slots
         self._note(batch.records)
-        return Reading(tuple(batch.records), tuple(batch.events), batch.missed_records, batch.bad_slots)
+        return Reading(tuple(batch.records), tuple(map(clean, batch.events)), batch.missed_records, batch.bad_slots)
 
     def _note(self, records: Iterable[StepRecord]) -> None:
         """Keep the newest values; those of evaluations would pass for training."""

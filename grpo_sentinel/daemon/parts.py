@@ -25,6 +25,7 @@ from grpo_sentinel.incidents.stacks import write_stacks
 from grpo_sentinel.records import Action, RankIdentity, Sample
 from grpo_sentinel.rules.load import load_rules
 from grpo_sentinel.rules.rule import RuleSet
+from grpo_sentinel.scrub import learn
 from grpo_sentinel.sinks.base import Sink, SinkContext, enabled, load_factory
 from grpo_sentinel.sinks.fanout import FanOut
 from grpo_sentinel.sinks.prometheus import MetricsRenderer
@@ -58,6 +59,7 @@ def own_pid() -> int:
 def act_token(config: Config, say: Say) -> str:
     """Give the token that acting needs: from its file, or a new one that only this user's processes can find out."""
     own, path = secrets.token_urlsafe(24), config.http.act_token_file
+    learn(own)
     if path is None:
         return own
     try:
@@ -68,6 +70,7 @@ def act_token(config: Config, say: Say) -> str:
     if len(token) < MIN_TOKEN:
         say("act token", f"http.act_token_file {path} holds fewer than {MIN_TOKEN} characters; another one is used")
         return own
+    learn(token)
     return token
 
 

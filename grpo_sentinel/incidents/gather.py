@@ -28,6 +28,7 @@ from grpo_sentinel.incidents.membership import why_not_captured
 from grpo_sentinel.incidents.model import About, Attached, Source
 from grpo_sentinel.protocol import Batch, RankReader, list_segments
 from grpo_sentinel.records import EventRecord, Finding, Sample, StepRecord
+from grpo_sentinel.scrub import scrub
 from grpo_sentinel.views import Snapshot
 
 _LOG_TAIL_BYTES = 256 << 10
@@ -180,7 +181,8 @@ class Gatherer:
             try:
                 with path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-                    out.append(Attached(name=f"logs/{number}-{path.name}", source=file.read(), what="log"))
+                    tail = scrub(file.read().decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+                out.append(Attached(name=f"logs/{number}-{path.name}", source=tail, what="log"))
             except OSError as error:
                 missing[f"log {path}"] = str(error.strerror)
         if not paths:

@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.records import EventRecord
+from grpo_sentinel.scrub import SAMPLE_KINDS, clean
 
 Samples = Literal["off", "hashed", "full"]
-REMOVED = "(removed)"
-_SECRET_KEY = re.compile(
-    r"token(?!s|i[sz]|_?id)|passw|secret|api_?key|credential|authori[sz]ation|private_?key|webhook", re.IGNORECASE
-)
-_USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/@\s]+@", re.IGNORECASE)
-_SAMPLE_KINDS = {"sample", "capture"}
 _PLAIN_KEYS = {  # structure, not content
     "kind", "rule", "finding_id", "function", "signal", "dtype", "where", "field", "fault", "path", "paths", "device",
     "role", "_cut", "what", "reason",
 }  # fmt: skip
 
 
-def without_secrets(value: Any, key: str = "") -> Any:
-    """Copy a tree of settings with secret values and the user part of addresses removed."""
-    if isinstance(value, Mapping):
-        return {str(name): without_secrets(item, str(name)) for name, item in value.items()}
-    if key and value and _SECRET_KEY.search(key) and not isinstance(value, bool):
-        return REMOVED
-    if isinstance(value, (list, tuple)):
-        return [without_secrets(item) for item in value]
-    return _USER_INFO.sub(rf"\1{REMOVED}@", value) if isinstance(value, str) else value
-
-
 def event_for(event: EventRecord, samples: Samples) -> EventRecord | None:
     """Give an event as it may be kept; None when it must be left out."""
-    if event.kind == "config":
-        return replace(event, body=without_secrets(event.body))
-    if event.kind not in _SAMPLE_KINDS or samples == "full":
+    if event.kind not in SAMPLE_KINDS:
+        return clean(event)
+    if samples == "full":
         return event
     if samples == "off":
         return None
@@ -63,15 +46,4 @@ def _hashed(value: Any, key: str = "") -> Any:
     return value
 
 
-def scrubbed(value: Any, scrub: Callable[[str], str]) -> Any:
-    """Pass every text of a tree through `scrub`; keys stay."""
-    if isinstance(value, str):
-        return scrub(value)
-    if isinstance(value, Mapping):
-        return {key: scrubbed(item, scrub) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [scrubbed(item, scrub) for item in value]
-    return value
-
-
-__all__ = ["REMOVED", "Samples", "event_for", "scrubbed", "without_secrets"]
+__all__ = ["Samples", "event_for"]

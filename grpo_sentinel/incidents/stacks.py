@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_sentinel.records import RankIdentity
+from grpo_sentinel.scrub import scrub
 
 STACK_SIGNAL = signal.SIGUSR2
 SendSignal = Callable[[RankIdentity, signal.Signals | None], str]
@@ -66,7 +67,7 @@ def _stack_of(identity: RankIdentity, directory: Path, py_spy: str | None, send:
     if py_spy is not None:
         text, why = _by_py_spy(py_spy, identity.pid)
         if text:
-            return text
+            return scrub(text)  # it begins with the command line
         notes.append(f"py-spy: {why}")
     else:
         notes.append("py-spy is not installed (pip install py-spy)")

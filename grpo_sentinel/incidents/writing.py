@@ -30,9 +30,10 @@ from grpo_sentinel.incidents.digest import Digest, plots_for
 from grpo_sentinel.incidents.model import SCHEMA, SCHEMA_VERSION, Attached, Source
 from grpo_sentinel.incidents.page import page
 from grpo_sentinel.incidents.places import MANIFEST, begin, put_in_place
-from grpo_sentinel.incidents.redaction import Samples, event_for, without_secrets
+from grpo_sentinel.incidents.redaction import Samples, event_for
 from grpo_sentinel.incidents.report import markdown
 from grpo_sentinel.records import StepRecord
+from grpo_sentinel.scrub import without_secrets
 
 MOST_EVENTS = 20_000
 MOST_SAMPLES = 20_000

@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from grpo_sentinel.scrub import learn_environment, scrub
+
 MAX_LINES = 500  # taken at once
 IDLE_SECONDS = 0.2
 FIRST_BACKOFF_SECONDS = 1.0
 MAX_BACKOFF_SECONDS = 30.0
-_CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 Line = dict[str, Any]
 Report = Callable[[Mapping[str, Any]], None]
@@ -121,8 +121,8 @@ def limit(seconds: float) -> None:
 
 
 def plain_text(error: object) -> str:
-    """Give an error as one short line without credentials of a URL."""
-    return _CREDENTIALS.sub("//", " ".join(str(error).split()))[:300]
+    """Give an error as one short line without secrets."""
+    return scrub(" ".join(str(error).split()))[:300]
 
 
 def not_sent(line: Line, error: object) -> dict[str, Any]:
@@ -138,6 +138,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one tracker's client over stdin; 0 at the end, 3 when the client cannot be loaded."""
+    learn_environment(os.environ)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, meant for the trainer: the parent ends this one
     out = os.dup(1)

@@ -29,7 +29,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from grpo_sentinel._version import __version__
 from grpo_sentinel.sinks.child import Line, Report, TrackerDown, plain_text
 from grpo_sentinel.sinks.otlp_messages import Started, log_request, metric_requests
-from grpo_sentinel.sinks.webhook_http import no_redirects, show
+from grpo_sentinel.sinks.webhook_http import no_redirects, show, without_credentials
 
 RETRYABLE = (429, 502, 503, 504)
 MAX_ANSWER_BYTES = 65_536
@@ -70,7 +70,10 @@ class OtlpTracker:
         try:
             if urlsplit(url).scheme not in ("http", "https"):
                 raise TrackerDown(f"{show(url)} is no http or https address; correct sinks.otlp.endpoint")
-            request = urllib.request.Request(url, data, {**headers, **self._headers}, method="POST")  # noqa: S310
+            address, credentials = without_credentials(url)
+            request = urllib.request.Request(  # noqa: S310
+                address, data, {**headers, **credentials, **self._headers}, method="POST"
+            )
             with self._open(request, timeout=self._settings["timeout_seconds"]) as answer:
                 body: bytes = answer.read(MAX_ANSWER_BYTES)
                 return body

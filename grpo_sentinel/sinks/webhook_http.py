@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from grpo_sentinel._version import __version__
 from grpo_sentinel.errors import ConfigError
+from grpo_sentinel.scrub import learn
 
 MAX_ANSWER_BYTES = 4096
 _LATER = (408, 425, 429)  # of the 4xx: the same request may be taken later
@@ -41,10 +43,13 @@ class Secret:
         """Give the secret, "" when there is none; raises `ConfigError` for a file that cannot be read."""
         if self.file is not None:
             try:
-                return Path(self.file).read_text(encoding="utf-8").strip()
+                found = Path(self.file).read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"cannot read the secret in {self.file}: {error}; give a readable file") from error
-        return os.environ.get(self.env, "").strip() if self.env else ""
+        else:
+            found = os.environ.get(self.env, "").strip() if self.env else ""
+        learn(*found.split())
+        return found
 
     @property
     def place(self) -> str:
@@ -85,7 +90,8 @@ def post_json(url: str, body: Any, *, timeout_seconds: float, token: Secret | No
         if urlsplit(url).scheme not in ("http", "https"):
             raise DeliveryError(f"{shown} is no http or https address", final=True)
         data = json.dumps(body, allow_nan=False).encode("ascii")
-        request = urllib.request.Request(url, data=data, headers=dict(headers), method="POST")  # noqa: S310 - see above
+        address, credentials = without_credentials(url)
+        request = urllib.request.Request(address, data=data, headers={**credentials, **headers}, method="POST")  # noqa: S310 - see above
         with _OPENER.open(request, timeout=timeout_seconds) as answer:
             answer.read(MAX_ANSWER_BYTES)
             return int(answer.status)
@@ -100,6 +106,16 @@ def post_json(url: str, body: Any, *, timeout_seconds: float, token: Secret | No
         final = isinstance(error, ValueError) and not isinstance(error, OSError)
         text = type(error).__name__ if final else reason  # a text about a bad URL or header may quote it
         raise DeliveryError(f"{shown}: {text}", final=final) from None
+
+
+def without_credentials(url: str) -> tuple[str, dict[str, str]]:
+    """Take `user:password@` out of an address: it goes as a header, which is the only way that it can go."""
+    parts = urlsplit(url)
+    if parts.username is None:
+        return url, {}
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return plain, {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode('ascii')}"}
 
 
 def show(url: str) -> str:

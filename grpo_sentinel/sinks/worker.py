@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from grpo_sentinel.clock import Clock
 from grpo_sentinel.config import QueueConfig
+from grpo_sentinel.scrub import scrub
 from grpo_sentinel.sinks.base import Sink
 from grpo_sentinel.views import SinkBatch
 
@@ -228,7 +229,7 @@ class Worker:
         try:
             call()
         except BaseException as error:  # noqa: BLE001 - a sink may raise anything, SystemExit too; this thread goes on
-            line = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            line = scrub(f"{type(error).__name__}: {error}".splitlines()[0])[:300]
             with self._wake:
                 self._errors += 1
                 changed, self._error = line != self._error, line

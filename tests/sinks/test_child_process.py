@@ -156,7 +156,7 @@ def test_a_tracker_that_is_down_is_named_without_its_credentials_and_nothing_is_
     sink = make("down at first")
     sink.write(batch(record(1)))
     until(sink, lambda: sink.problem(), "it said so")
-    assert sink.problem() == "http://host refused"
+    assert sink.problem() == "http://(removed)@host refused"
     until(sink, lambda: sink.health()["lines_total"] == 1, "it came back")
     assert sink.problem() == ""
 
@@ -263,4 +263,4 @@ def test_a_spool_drops_the_oldest_that_wait_and_keeps_what_flies():
 
 
 def test_credentials_in_a_url_do_not_get_into_a_text():
-    assert plain_text("failed: https://user:pass@host/api and http://h/x") == "failed: https://host/api and http://h/x"
+    assert plain_text("failed: https://user:pass@host/api and http://h/x") == "failed: https://(removed)@host/api and http://h/x"

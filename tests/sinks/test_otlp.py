@@ -215,6 +215,13 @@ def test_headers_are_read_as_the_specification_has_them():
     assert headers_of("") == {}
 
 
+def test_credentials_in_the_endpoint_go_as_basic_auth(made, collector):
+    sink = made(endpoint=collector.url.replace("http://", "http://ada:pass@"))
+    sink.write(batch(record(1)))
+    done(sink, 1)
+    assert {headers["authorization"] for headers in collector.headers} == {"Basic YWRhOnBhc3M="}
+
+
 def test_an_address_that_is_none_is_said_without_its_credentials(made):
     sink = made(endpoint="ftp://user:secret@host")
     sink.write(batch(record(1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from dataclasses import replace
@@ -178,6 +179,18 @@ def test_a_token_with_a_line_break_is_refused_without_quoting_it(server, monkeyp
         post_json(server.url, [], timeout_seconds=1, token=Secret("BAD_TOKEN"))
     assert "hidden" not in str(error.value)
     assert error.value.final
+
+
+def test_credentials_in_an_address_go_as_basic_auth_and_a_token_goes_before_them(server, monkeypatch):
+    address = server.url.replace("http://", "http://ada:p%40ss@") + "/x"
+    post_json(address, [], timeout_seconds=5)
+    monkeypatch.setenv("A_TOKEN", "the-token")
+    post_json(address, [], timeout_seconds=5, token=Secret("A_TOKEN"))
+    assert [headers["Authorization"] for _, headers, _ in server.requests] == [
+        "Basic " + base64.b64encode(b"ada:p@ss").decode(),
+        "Bearer the-token",
+    ]
+    assert {path for path, _, _ in server.requests} == {"/x"}
 
 
 def test_a_batch_without_findings_costs_no_request(server, make):
