@@ -63,7 +63,10 @@ def ingest(
     config = _without_history(settings(config_path)) if no_history else settings(config_path)
     rules = config.rules if profile is None else config.rules.model_copy(update={"profile": profile})
     name = sanitise_run_id(run_id or Path(log).name.split(".")[0] or "log")
-    engine = Engine(load_rules(rules, rule_files, halting=config.halting), run_id=name, anonymous=True)
+    found = load_rules(rules, rule_files, halting=config.halting, strict=False)
+    for problem in found.problems:
+        click.echo(f"grpo-sentinel: {problem}; this is left out, the other rules work", err=True)
+    engine = Engine(found, run_id=name, anonymous=True)
     logging.basicConfig(level=logging.WARNING, format="grpo-sentinel: %(message)s", stream=sys.stderr, force=True)
     stop = threading.Event()
     _end_on_signals(stop)

@@ -46,6 +46,8 @@ def replay(
 ) -> int:
     """Run the rules over past runs: a history, an incident, trainer_state.json, TensorBoard, CSV, JSON lines, logs.
 
+    - is standard input, of any of these kinds.
+
     Exit code 0: nothing at or above --fail-on, 1: findings, 2: usage or nothing that can be read.
     """
     from grpo_sentinel.cli.rendering import print_json

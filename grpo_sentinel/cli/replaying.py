@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpo_sentinel.history.sources import Item, Progress, Source, open_path
@@ -24,15 +29,29 @@ _TELL_EVERY = 512  # items between two reports of progress
 
 
 def sources_of(names: Sequence[str], run_id: str | None = None) -> list[Source]:
-    """Find out what every path is. Raises `SentinelError` naming the first that is nothing we can replay."""
+    """Find out what every path is; `-` is standard input, any kind but a directory.
+
+    Raises `SentinelError` naming the first that is nothing we can replay.
+    """
     out: list[Source] = []
     for name in names:
+        if name == "-":
+            out.extend(replace(source, name="standard input") for source in open_path(_standard_input(), run_id))
+            continue
         path = Path(name)
         if name.endswith(ARCHIVE) or (path.is_dir() and (path / MANIFEST).is_file()):
             out.append(_incident(path))
         else:
             out.extend(open_path(path, run_id))
     return out
+
+
+def _standard_input() -> Path:
+    """Put what comes in on disk until this process ends: to know a kind, its beginning is read first."""
+    with tempfile.NamedTemporaryFile(prefix="grpo-sentinel-replay-", delete=False) as file:
+        atexit.register(os.unlink, file.name)
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return Path(file.name)
 
 
 def _incident(path: Path) -> Source:

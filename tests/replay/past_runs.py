@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grpo_sentinel.config import HistoryConfig
@@ -68,6 +68,52 @@ def text(path: Path, broken: bool) -> Path:
     return path / "train.log"
 
 
+def log_of(framework: str) -> Callable[[Path, bool], Path]:
+    """The text log of a framework, as it prints steps."""
+
+    def write(path: Path, broken: bool) -> Path:
+        path.mkdir(parents=True, exist_ok=True)
+        lines = [line for step, row in rows(broken) for line in PRINTED[framework](step, row)]
+        (path / f"{framework}.log").write_text("\n".join(lines) + "\n")
+        return path / f"{framework}.log"
+
+    return write
+
+
+def _verl(step: int, row: dict[str, float]) -> list[str]:
+    names = {"loss": "actor/pg_loss", "grad_norm": "actor/grad_norm", "reward": "critic/score/mean", "entropy": "actor/entropy",
+             "learning_rate": "actor/lr"}  # fmt: skip
+    pairs = " - ".join(f"{name}:{row[key]}" for key, name in names.items())
+    return [f"(main_task pid=7) step:{step} - global_seqlen/mean:512.0 - {pairs} - timing_s/step:12.1"]
+
+
+def _openrlhf(step: int, row: dict[str, float]) -> list[str]:
+    body = {"policy_loss": row["loss"], "grad_norm": row["grad_norm"], "reward": row["reward"], "kl": 0.01, "actor_lr": 1e-6}
+    return [f"2026-01-01 10:00:00 INFO ppo_trainer.py:300 -- ✨ Global step {step}: {body}"]
+
+
+def _swift(step: int, row: dict[str, float]) -> list[str]:
+    body = {**row, "kl": 0.01, "global_step/max_steps": f"{step}/{STEPS}", "percentage": "3.3%", "memory(GiB)": 61.2}
+    return [f"Train:  3%|▎| {step}/{STEPS} [00:10<05:00, 10.0s/it]", str(body)]
+
+
+def _slime(step: int, row: dict[str, float]) -> list[str]:
+    return [
+        f"rollout {step}: {{'rollout/raw_reward': {row['reward']}, 'rollout/response_lengths': 210.0}}",
+        f"step {step}: {{'train/loss': {row['loss']}, 'train/grad_norm': {row['grad_norm']}, 'train/step': {step}}}",
+    ]
+
+
+def _nemo(step: int, row: dict[str, float]) -> list[str]:
+    """Its console has no gradient norm; the loss is what turns NaN."""
+    loss = row["loss"] + 0 * row["grad_norm"]
+    return [f"{'=' * 25} Step {step}/{STEPS} {'=' * 25}", "📊 Training Results:", f"  • Loss: {loss:.4f}",
+            "  • Generation KL Error: 0.0010", f"  • Avg Reward: {row['reward']:.4f}", "⏱️  Timing:", "  • Total step time: 35.70s"]  # fmt: skip
+
+
+PRINTED = {"verl": _verl, "openrlhf": _openrlhf, "swift": _swift, "slime": _slime, "nemo": _nemo}
+
+
 def history(path: Path, broken: bool) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     names = {"loss": "policy.loss", "grad_norm": "gradient.norm_preclip", "reward": "reward.mean"}
@@ -125,5 +171,5 @@ def record(data: bytes) -> bytes:
 
 KINDS = {
     "trainer_state": trainer_state, "csv": csv, "csv (long)": long_csv, "jsonl": jsonl, "text": text, "history": history,
-    "tensorboard": event_file,
+    "tensorboard": event_file, **{f"text ({framework})": log_of(framework) for framework in PRINTED},
 }  # fmt: skip

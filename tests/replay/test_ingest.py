@@ -54,6 +54,19 @@ def test_a_healthy_log_ends_with_exit_code_0_and_json_is_one_object_a_line(tmp_p
     assert all(json.loads(line)["rule"] for line in capsys.readouterr().out.splitlines())
 
 
+def test_a_broken_rule_is_said_and_left_out_and_the_log_is_watched_by_the_others(tmp_path: Path, capsys) -> None:
+    rules, settings = tmp_path / "mine.yaml", tmp_path / "sentinel.yaml"
+    rules.write_text("rules:\n  - {name: mine, severity: note, detect: {kind: bund}, message: m, why: w, remedies: [r]}\n")
+    settings.write_text("rules: {override: {no_such_rule: {severity: note}}}\n")
+    log = str(past_runs.text(tmp_path, broken=True))
+    options = ["--until-end", "--no-history", "--rules", str(rules), "--config", str(settings)]
+    assert main(["ingest", log, *options]) == 1
+    said = capsys.readouterr()
+    assert "step 12: warning, gradient" in said.out
+    assert "mine.yaml line 2" in said.err
+    assert "there is no rule named 'no_such_rule'" in said.err
+
+
 def test_without_history_nothing_is_kept(tmp_path: Path, own_state: Path, capsys) -> None:
     main(["ingest", str(past_runs.text(tmp_path, broken=True)), "--until-end", "--no-history"])
     capsys.readouterr()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -36,8 +39,9 @@ def test_a_nan_gradient_is_found_in_every_kind_of_source_at_its_step(kind: str, 
     assert run["kind"] == kind.split()[0]
     assert (run["frames"], run["first_step"], run["last_step"]) == (past_runs.STEPS, 1, past_runs.STEPS)
     fired = {finding["rule"]: finding for finding in run["findings"] if finding["severity"] != "note"}
-    assert list(fired) == ["grad_nonfinite"]
-    assert fired["grad_nonfinite"]["onset_step"] == past_runs.BAD
+    expected = "loss_nonfinite" if "nemo" in kind else "grad_nonfinite"
+    assert list(fired) == [expected]
+    assert fired[expected]["onset_step"] == past_runs.BAD
 
 
 @pytest.mark.parametrize("kind", past_runs.KINDS)
@@ -46,6 +50,18 @@ def test_a_healthy_run_of_every_kind_ends_with_exit_code_0(kind: str, tmp_path: 
     code, body = replayed(capsys, str(path))
     assert code == 0
     assert body["runs"][0]["counts"]["warning"] == body["runs"][0]["counts"]["critical"] == 0
+
+
+@pytest.mark.parametrize("kind", ["trainer_state", "csv", "jsonl", "text", "history"])
+def test_a_source_is_read_from_standard_input_too(kind: str, tmp_path: Path) -> None:
+    path = past_runs.KINDS[kind](tmp_path, broken=True)
+    if kind == "history":  # its newest pages stand in a second file until a reader has closed it
+        sqlite3.connect(path).execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    argv = [sys.executable, "-m", "grpo_sentinel.cli", "replay", "--json", "-"]
+    done = subprocess.run(argv, stdin=path.open("rb"), capture_output=True, text=True, timeout=60, check=False)
+    (run,) = json.loads(done.stdout)["runs"]
+    assert (done.returncode, run["source"], run["kind"]) == (1, "standard input", kind.split()[0])
+    assert run["frames"] == past_runs.STEPS
 
 
 def test_the_rank_and_parameter_that_an_event_names_come_out_of_the_history(tmp_path: Path, capsys) -> None:

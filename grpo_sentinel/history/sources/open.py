@@ -11,7 +11,7 @@ from grpo_sentinel.history.logs.lines import SUFFIXES
 from grpo_sentinel.history.sources.base import GZIP, TORN, Source, SourceError
 from grpo_sentinel.history.sources.state import open_state
 from grpo_sentinel.history.sources.stored import MAGIC, open_history
-from grpo_sentinel.history.sources.table import looks_like_json_lines, open_csv, open_jsonl
+from grpo_sentinel.history.sources.table import looks_like_csv, looks_like_json_lines, open_csv, open_jsonl
 from grpo_sentinel.history.sources.tensorboard import open_events
 from grpo_sentinel.history.sources.text import open_text
 
@@ -35,7 +35,7 @@ def open_path(path: Path, run_id: str | None = None) -> list[Source]:
     if _EVENTS in path.name:
         return [open_events([path])]
     name = path.name.removesuffix(".gz")
-    if name.endswith((".csv", ".tsv")):
+    if name.endswith((".csv", ".tsv")) or looks_like_csv(head):
         return [open_csv(path)]
     if name.endswith("trainer_state.json") or _is_state(head):
         return [open_state(path)]

@@ -204,4 +204,13 @@ def looks_like_json_lines(head: bytes) -> bool:
     return first.startswith(b'{"') and (first.endswith(b"}") or len(first) >= len(head) - 1)
 
 
-__all__ = ["csv_rows", "json_rows", "looks_like_json_lines", "open_csv", "open_jsonl"]
+def looks_like_csv(head: bytes) -> bool:
+    """Tell whether the first line of a file names columns, one of them the step, and the second has as many cells."""
+    lines = head.decode("utf-8", errors="replace").splitlines()[:2]
+    names = [name.strip(" \"'").lower() for name in lines[0].replace("\t", ",").split(",")] if lines else []
+    if len(lines) < 2 or len(names) < 2 or not {"step", "_step", "global_step"} & set(names):
+        return False
+    return len(lines[1].replace("\t", ",").split(",")) == len(names)
+
+
+__all__ = ["csv_rows", "json_rows", "looks_like_csv", "looks_like_json_lines", "open_csv", "open_jsonl"]
