@@ -174,6 +174,13 @@ policy.entropy_first_nats | nats | gauge | mean | mean entropy over the first qu
 policy.entropy_last_nats | nats | gauge | mean | mean entropy over the last quarter of each completion's own tokens
 policy.repetition_ratio | ratio | gauge | mean | mean over completions of 4 tokens or more of the share of 4-grams that stood earlier in the same completion
 policy.single_token_ratio | ratio | gauge | mean | completions in which one token takes more than 0.9 of the positions (8 or more tokens)
+policy.activation_range_ratio | ratio | gauge | max | largest |output| of a watched block over the largest number of its dtype (65504 in fp16), in the training forward; every activations_every steps, off by default (name: event `named`)
+policy.activation_nonfinite | count | gauge | max | watched blocks whose output holds NaN or infinity (names: event `named`)
+policy.activation_std_min | | gauge | min | smallest standard deviation of the inputs of a watched activation function
+policy.activation_std_ratio | | gauge | max | largest over smallest of these deviations over the model's depth
+policy.dead_unit_ratio | ratio | gauge | max | units of a watched activation function that are above 0 at fewer than 1 % of the positions, in the module with the most
+policy.expert_load_ratio | | gauge | max | tokens of the busiest expert over their mean per expert, in the router with the most: 1 is even, the number of experts over those chosen per token the most; padding counts
+policy.expert_unused_ratio | ratio | gauge | max | experts without a token, in the router with the most
 policy.input_grad_leaks | count | gauge | sum | loss inputs that should be detached (old, ref, sampling, advantages) and require grad
 policy.loss_dtype_mismatch | count | gauge | sum | log-prob inputs of the loss (old, ref, sampling) whose dtype is not that of the current log-probs
 policy.loss_device_mismatch | count | gauge | sum | inputs of the loss on another device than the current log-probs
@@ -344,6 +351,9 @@ reward.model_ | modules and parameters of the model, on the host | walk, sampled
 reward.model_autograd | what the model's pass returned: its grad_fn | free
 reward.model_adapter_mismatch | adapter layers of the model; of the reference, those that are on during its pass | walk
 policy. | log-probs of the training forward and the other inputs of the loss | tokens
+policy.activation_ | hooks on a few modules, when agent.activations_every asks for it | layers
+policy.dead_unit_ratio | hooks on a few activation functions, when agent.activations_every asks for it | layers
+policy.expert_ | hooks on a few routers, when agent.activations_every asks for it | layers
 policy.kl_reported_nats | the number that the trainer computed for its own log | free
 policy.kl_position_share | log-probs of the training forward and of the reference | tokens, sampled
 policy.repetition_ratio | token ids of the completions | tokens, sampled
@@ -400,6 +410,7 @@ COSTS: dict[str, str] = {
     "sample": "a fixed number of elements, whatever the model's size; no copy of its own",
     "hooks": "one norm per parameter and micro-batch, only while hooks are armed",
     "gather": "one gather of seven numbers per rank",
+    "layers": "hooks on 8 modules of a kind in some steps, a few kernels each; off unless asked for",
     "objects": "a walk over all Python objects, off unless asked for",
     "outside": "nothing in the trainer",
     "sampled": "thinned when the agent's time passes agent.overhead_share",

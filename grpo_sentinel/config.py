@@ -65,6 +65,12 @@ class AgentConfig(Section):
         ge=0,
         description="steps per count of live tensors by dtype and shape, to find a leak; walks all Python objects",
     )
+    activations_every: int = Field(
+        0,
+        ge=0,
+        description="steps per look at the activations of up to 8 blocks, activation functions and routers of a model "
+        "that is not compiled: range, dead units, load of experts",
+    )
     overhead_share: float = Field(0.005, gt=0, le=1, description="share of step time above which sampling is thinned")
     overhead_floor_seconds: float = Field(0.002, ge=0, description="self time per step that is always allowed")
     segment_slots: int = Field(256, ge=64, le=65536, description="step records a ring holds")

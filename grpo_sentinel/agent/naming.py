@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_RATHER_MUCH = {"gradient.top_share": 0.5}  # names of a share that is always there, told from this share on ...
+_RATHER_MUCH = {  # names of a share that is always there, told from this share on ...
+    "gradient.top_share": 0.5,
+    "policy.activation_range_ratio": 0.5,
+    "policy.dead_unit_ratio": 0.5,
+    "policy.expert_load_ratio": 5.0,
+    "policy.expert_unused_ratio": 0.5,
+}
 _PAUSE = 16  # ... and at most every so many steps
 _LONGEST = 400  # characters
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from grpo_sentinel.agent.activation_steps import ActivationSteps
 from grpo_sentinel.agent.guard import Guard, Unusable
 from grpo_sentinel.agent.naming import Naming
 from grpo_sentinel.agent.optimizers import innermost
@@ -122,6 +123,7 @@ class Observer:
         self._carried = CarriedWatch()
         self._local_steps_left = 0
         self._votes = 0
+        self._activations = ActivationSteps(settings.activations_every, guard)
 
     def watched(self) -> tuple[Sequence[tuple[str, torch.nn.Parameter]], torch.optim.Optimizer | None]:
         """Give the watched parameters by name, and the innermost optimizer: for evidence."""
@@ -154,6 +156,7 @@ class Observer:
         self.replicated = _is_replicated(model) if replicated is None else replicated
         self.sharded = self.sharded or _is_sharded(model, self._parameters)
         self.copies = copies_of_shards(model, self._parameters) if self.sharded else 1
+        self._arm_activations()
         self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
         self._guard.run("carried gradients", self._watch_carried)
 
@@ -161,6 +164,10 @@ class Observer:
         """Only where `.grad` is the trainer's: shards and engines keep gradients elsewhere between steps."""
         if self.recording and not self.sharded and self.source is None:
             self._carried.arm([parameter for _, parameter in self._parameters])
+
+    def _arm_activations(self) -> None:
+        if self.recording and self._model is not None:
+            self._activations.begin(self._model(), self.tell)
 
     # ---- layers
 
@@ -329,6 +336,7 @@ class Observer:
         if self._local_steps_left > 0:
             self._guard.run("local gradients", self._take_local_gradients)
         self._step.add(self._guard.run("carried gradients", self._carried.pack))
+        self._step.add(self._activations.take())
         self._step.add(self._guard.run("memory", self._memory.observe))
         every = self._settings.live_tensors_every
         if every and self._steps % every == 0:
@@ -390,12 +398,14 @@ class Observer:
         self._micro_batches = 0
         self._data_tally = data_probe.Tally()
         self.gradient = None
+        self._arm_activations()
 
     def close(self) -> None:
         """Take hooks off and let go of the model."""
         if self._local_steps_left > 0:
             self._local.disarm()
         self._carried.disarm()
+        self._activations.close()
         self._parameters, self._optimizer, self._optimizer_probe, self.gradient = [], None, None, None
         self._model = None
 

@@ -28,6 +28,7 @@ _AT_LEAST: dict[str, float] = {
     "vote_every": 1,
     "vitals_every": 1,
     "live_tensors_every": 0,
+    "activations_every": 0,
     "segment_slots": 64,
     "event_slots": 16,
     "local_gradient_steps": 1,
@@ -48,6 +49,7 @@ class Settings:
     vote_every: int = 1  # parameter digests stand in every so many votes; gate and requests in every one
     vitals_every: int = 16  # votes per gathering of every rank's vitals
     live_tensors_every: int = 0  # steps per count of live tensors by shape; 0: never
+    activations_every: int = 0  # steps per look at activations and routers; 0: never
     overhead_share: float = 0.005
     overhead_floor_seconds: float = 0.002
     segment_slots: int = 256

@@ -17,6 +17,7 @@ from grpo_sentinel.agent.probes.memory import MemoryProbe, outside_allocator, pa
 from grpo_sentinel.agent.probes.optimizer import OptimizerProbe
 
 from .helpers import harvest
+from .test_activations import Router, armed
 from .test_data import TOKENS
 from .test_data import batch as data_batch
 from .test_optimizer import Scaler
@@ -60,6 +61,8 @@ def everything():
     for texts in ("abcdefgh" * 8, "jjklmnop" * 8):  # a group with the same completion twice, another batch's scores
         scored = reward.observe(torch.arange(64.0), ["f"], completions_B=texts, group_size=8, history=history)
         found.append(harvest(scored).values)
+    watched = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2), torch.nn.ReLU(), Router())
+    found.append(harvest(seen_by_hooks(watched, torch.rand(1, 2))).values)
     meter = reward.CallMeter()
     with meter.measure("f"):
         pass
@@ -82,6 +85,12 @@ def everything():
     )
     found.append(harvest(after).values)
     return {name: value for values in found for name, value in values.items()}
+
+
+def seen_by_hooks(model, inputs):
+    watch = armed(model)
+    model(inputs)
+    return watch.pack()
 
 
 def test_every_signal_of_a_probe_is_in_the_catalogue_and_every_one_of_the_catalogue_comes_from_a_probe():

@@ -40,6 +40,6 @@ class Newest:
             return None
         m3 = math.fsum(d * square for d, square in zip(apart, squares, strict=True)) / n
         m4 = math.fsum(square * square for square in squares) / n
-        skewness = math.sqrt(n * (n - 1)) / (n - 2) * m3 / m2**1.5
+        skewness = math.sqrt(n * (n - 1)) / (n - 2) * m3 / (m2 * math.sqrt(m2))
         kurtosis = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * m4 / (m2 * m2) - 3 * (n - 1))
         return (skewness * skewness + 1) / (kurtosis + 3 * (n - 1) ** 2 / ((n - 2) * (n - 3)))
