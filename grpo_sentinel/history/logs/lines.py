@@ -76,33 +76,59 @@ def lines_of(stream: BinaryIO | io.BufferedIOBase, source: str) -> Iterator[Line
 
 
 def follow(path: str | Path) -> Iterator[Line | None]:
-    """Read a growing file without end; None means nothing new for now. A file that shrank is read from its start.
+    """Read a growing file without end; None means nothing new for now.
 
-    Raises `SentinelError` when the file cannot be opened.
+    A file that shrank is read from its start. One that was renamed is read to its end, then the one that has taken its
+    name, as soon as something stands in it. Raises `SentinelError` when the file cannot be opened.
     """
     try:
         stream = open(path, "rb")  # noqa: SIM115 - stays open as long as the caller reads
     except OSError as error:
         raise SentinelError(f"cannot read the log {path}: {error.strerror or error}; give a readable file") from error
     number, rest = 0, b""
-    with stream:
+    try:
         while True:
             if stream.tell() > os.fstat(stream.fileno()).st_size:
                 stream.seek(0)
                 number, rest = 0, b""
             piece = stream.readline(MAX_LINE)
             if not piece:
-                yield None
+                newer = _successor(path, stream)
+                if newer is None:
+                    yield None
+                    continue
+                yield from _parts(path, number + 1, rest)  # torn for good
+                stream.close()
+                stream, number, rest = newer, 0, b""
                 continue
             rest += piece
             if not rest.endswith(b"\n") and len(rest) < MAX_LINE:
                 continue  # torn: the rest of the line is still to come
             number += 1
-            text = rest.decode("utf-8", errors="replace").rstrip("\n")
+            yield from _parts(path, number, rest)
             rest = b""
-            for part in text.split("\r"):
-                if part.strip():
-                    yield Line(str(path), number, clean(part))
+    finally:
+        stream.close()
+
+
+def _parts(path: str | Path, number: int, raw: bytes) -> Iterator[Line]:
+    """Split one line at the carriage returns of progress bars."""
+    text = raw.decode("utf-8", errors="replace").rstrip("\n")
+    for part in text.split("\r"):
+        if part.strip():
+            yield Line(str(path), number, clean(part))
+
+
+def _successor(path: str | Path, stream: BinaryIO) -> BinaryIO | None:
+    """Open the file that has taken the name of one that is read to its end; None while there is none with content."""
+    old = os.fstat(stream.fileno())
+    try:
+        new = os.stat(path)
+        if (new.st_dev, new.st_ino) == (old.st_dev, old.st_ino) or not new.st_size:
+            return None
+        return open(path, "rb")
+    except OSError:
+        return None  # between the two renames of a rotation
 
 
 def clean(text: str) -> str:
