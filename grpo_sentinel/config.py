@@ -366,6 +366,9 @@ class LaunchConfig(Section):
         default_factory=dict,
         description="what a scheduler's signal asks for, as {USR1: checkpoint-and-halt}; a second one is passed on",
     )
+    notice_seconds: float | None = Field(
+        None, gt=0, description="the command is given the signal itself when it runs on for so long after a notice"
+    )
 
 
 class Config(Section):

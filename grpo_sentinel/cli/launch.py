@@ -18,7 +18,8 @@ from pathlib import Path
 import click
 
 from grpo_sentinel.cli.salvage import salvage
-from grpo_sentinel.cli.supervisor import Sidecar, say, supervise
+from grpo_sentinel.cli.sidecar import Sidecar, say
+from grpo_sentinel.cli.supervisor import supervise
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.places import state_dir
 from grpo_sentinel.errors import SentinelError

@@ -15,7 +15,7 @@ import click
 
 from grpo_sentinel.cli.incident import find_bundle
 from grpo_sentinel.cli.runs import settings
-from grpo_sentinel.cli.supervisor import describe
+from grpo_sentinel.cli.sidecar import describe
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.bundle import Bundle, open_bundle
 

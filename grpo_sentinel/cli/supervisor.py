@@ -12,13 +12,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
-import click
-
+from grpo_sentinel.cli.sidecar import Sidecar, say
 from grpo_sentinel.cli.summary import was_halted, write_summary
 from grpo_sentinel.cli.terminal import Terminal
 from grpo_sentinel.config import Config
@@ -31,73 +30,6 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
               signal.SIGCONT, signal.SIGWINCH)  # fmt: skip
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOOK_SECONDS = 0.1
-_RESTARTS = 3  # in a row: a sidecar that has run for a while since earns them anew, over runs of weeks
-_STEADY_SECONDS = 60.0
-_CLOSE_SECONDS = 15.0
-
-
-class Sidecar:
-    """The daemon as a child; its death never touches training."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = list(command)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._launcher_pid = 0
-        self._restarts = 0
-        self._started = 0.0
-        self._due = 0.0
-
-    def start(self, launcher_pid: int) -> None:
-        """Start it beside the command with pid `launcher_pid`; a failure is said."""
-        self._launcher_pid = launcher_pid
-        self._started = time.monotonic()
-        environment = {key: value for key, value in os.environ.items() if key != "GRPO_SENTINEL"}
-        try:
-            self._process = subprocess.Popen(
-                [*self._command, "--launcher-pid", str(launcher_pid)],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C ends the training first; the sidecar watches how it ends
-                env=environment,
-            )
-        except OSError as error:
-            say(f"the sidecar could not be started ({error.strerror}); training goes on unwatched")
-
-    def look(self) -> None:
-        """Start it again if it died, at most a few times in a row."""
-        process = self._process
-        if process is None or process.poll() is None:
-            return
-        now = time.monotonic()
-        if self._due:
-            if now >= self._due:
-                self._due = 0.0
-                self.start(self._launcher_pid)
-            return
-        if now - self._started >= _STEADY_SECONDS:
-            self._restarts = 0
-        if self._restarts >= _RESTARTS:
-            say(f"the sidecar ended ({describe(process.returncode)}) {_RESTARTS + 1} times; training goes on unwatched")
-            self._process = None
-            return
-        self._restarts += 1
-        self._due = now + 0.5 * self._restarts
-        say(f"the sidecar ended ({describe(process.returncode)}); it is started again, training goes on")
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def end(self) -> None:
-        """Ask it to end, wait a bounded time, then kill it."""
-        if self._process is None or self._process.poll() is not None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            say(f"the sidecar did not end within {_CLOSE_SECONDS:g} s and was killed")
-            self._process.kill()
-            self._process.wait()
 
 
 def supervise(
@@ -124,13 +56,23 @@ def supervise(
             signals.forward_to(process, told)
             if sidecar is not None:
                 sidecar.start(process.pid)
+            overdue: list[tuple[float, int]] = []
             while _still_runs(process):
                 terminal.look()
                 for number in signals.noticed():
                     if not _ask(config, run_id, number, notices[number]):
                         signals.pass_on(number)
+                    elif config.launch.notice_seconds is not None:
+                        overdue.append((time.monotonic() + config.launch.notice_seconds, number))
+                while overdue and time.monotonic() >= overdue[0][0]:
+                    number = overdue.pop(0)[1]
+                    name = signal.Signals(number).name
+                    say(f"the command runs on {config.launch.notice_seconds:g} s after {name}; it is passed on")
+                    signals.pass_on(number)
                 if sidecar is not None:
                     sidecar.look()
+                if os.getpid() == 1:
+                    _reap({process.pid} | ({sidecar.pid} if sidecar is not None else set()))
         told(max(0, -process.returncode), "command", max(0, process.returncode))
         if sidecar is not None:
             _linger(config.launch.linger_seconds if sidecar.running else 0.0, signals)
@@ -174,6 +116,18 @@ def _still_runs(process: subprocess.Popen[bytes]) -> bool:
     except subprocess.TimeoutExpired:
         return True
     return False
+
+
+def _reap(ours: Collection[int]) -> None:
+    """Take the exit codes of orphans, which come to a container's first process; `ours` are waited for elsewhere."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid in ours:
+            return
+        os.waitpid(found.si_pid, os.WNOHANG)
 
 
 def _linger(seconds: float, signals: _Signals) -> None:
@@ -241,19 +195,3 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-
-
-def describe(code: int) -> str:
-    """Put an exit code or a signal into words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def say(text: str) -> None:
-    """One line to the terminal, never in the way of training."""
-    with contextlib.suppress(OSError):
-        click.echo(f"grpo-sentinel: {text}", err=True)

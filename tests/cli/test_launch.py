@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from run_support import HERE, Started, cli, directory_of, until
 
-from grpo_sentinel.cli import supervisor
+from grpo_sentinel.cli import sidecar as sidecars
 from grpo_sentinel.cli.salvage import salvage
 from grpo_sentinel.daemon.claim import read_note
 
@@ -266,11 +266,11 @@ def test_kill_9_of_the_sidecar_leaves_training_alone_and_starts_it_again(started
 def test_a_sidecar_that_dies_is_started_three_times_in_a_row_and_anew_when_it_had_been_steady(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steady: float, starts: int
 ) -> None:
-    monkeypatch.setattr(supervisor, "_STEADY_SECONDS", steady)
+    monkeypatch.setattr(sidecars, "_STEADY_SECONDS", steady)
     told: list[str] = []
-    monkeypatch.setattr(supervisor, "say", told.append)
+    monkeypatch.setattr(sidecars, "say", told.append)
     note = tmp_path / "starts"
-    sidecar = supervisor.Sidecar(["sh", "-c", f"echo . >> {note}"])
+    sidecar = sidecars.Sidecar(["sh", "-c", f"echo . >> {note}"])
     sidecar.start(os.getpid())
 
     def done() -> bool:
