@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from grpo_sentinel import catalog
+from grpo_sentinel import catalog, signal_origins
 from grpo_sentinel.agent.probes import data, gradient, policy, reward
 from grpo_sentinel.agent.probes.carried import CarriedWatch
 from grpo_sentinel.agent.probes.groups import observe_groups, shared_over_ranks
@@ -104,10 +104,10 @@ def test_every_signal_of_a_probe_is_in_the_catalogue_and_every_one_of_the_catalo
 
 def test_every_signal_says_where_it_is_read_from_and_what_it_costs():
     for name in catalog.SIGNALS:
-        source, cost = catalog.origin_of(name)
+        source, cost = signal_origins.origin_of(name)
         assert source, name
-        assert set(cost.split(", ")) <= set(catalog.COSTS), name
-    unused = [start for start in catalog.ORIGINS if not any(name.startswith(start) for name in catalog.SIGNALS)]
+        assert set(cost.split(", ")) <= set(signal_origins.COSTS), name
+    unused = [start for start in signal_origins.ORIGINS if not any(name.startswith(start) for name in catalog.SIGNALS)]
     assert unused == []
 
 
