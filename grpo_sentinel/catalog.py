@@ -255,6 +255,8 @@ memory.cuda_ooms | count | counter | sum | out-of-memory errors the allocator ra
 memory.cuda_total_bytes | bytes | gauge | min | memory of the device
 memory.cuda_free_bytes | bytes | gauge | min | free memory of the device
 memory.cuda_outside_bytes | bytes | gauge | max | used device memory that this process's caching allocator does not hold: context, NCCL, CUDA graphs, other processes (rollout engine): total - free - reserved
+memory.engine_released_bytes | bytes | gauge | min | device memory that became free while the rollout engine on the trainer's own device was put to sleep, at its newest sleep in this step
+memory.engine_budget_bytes | bytes | gauge | min | device memory that this engine may take (vllm_gpu_memory_utilization of the whole)
 memory.live_tensors | count | gauge | max | tensor objects that Python holds, every live_tensors_every steps; off by default
 memory.live_tensor_bytes | bytes | gauge | max | bytes of the distinct storages behind them
 memory.live_tensor_growth_bytes | bytes | gauge | max | bytes by which the shape and dtype that has grown most since the first count has grown (names: event `live_tensors`)

@@ -57,6 +57,7 @@ optimizer.weight | all trained parameters after the step | pass
 optimizer.nonfinite_weights | all trained parameters after the step | pass
 memory. | /proc and the cgroup of the rank's process | files
 memory.cuda_ | the CUDA caching allocator and driver (absent without CUDA) | files
+memory.engine_ | the driver, before and after the engine's sleep() (absent without CUDA) | free
 memory.live_ | the garbage collector's objects, when agent.live_tensors_every asks for it | objects
 time. | stamps of a monotonic clock at the trainer's own calls | free
 sentinel. | the agent itself | free

@@ -22,6 +22,7 @@ from grpo_sentinel.agent.agent import Agent
 from grpo_sentinel.agent.probes.groups import digest, shared_over_ranks
 from grpo_sentinel.agent.probes.model_state import autograd_kept, describe_model, observe_model
 from grpo_sentinel.agent.probes.samples import dataset_id
+from grpo_sentinel.integrations.engine_sleep import watch_sleep
 from grpo_sentinel.integrations.reference import ReferenceWatch
 from grpo_sentinel.integrations.transformers import Method, TrainerFeed
 from grpo_sentinel.records import Mode, Phase
@@ -64,6 +65,7 @@ class GrpoFeed(TrainerFeed):
             self.agent.event("note", {"text": "this TRL has no log-prob method: the policy layer sees only the loss"})
         self._time_reward_functions()
         self._time_weight_sync()
+        watch_sleep(self.agent, self.trainer, self.patches)
         if self.trainer.accelerator.num_processes > 1:
             self._take_out_waiting()
         super().install(config)

@@ -28,7 +28,10 @@ pytestmark = pytest.mark.torch
 LAYERS = ("data", "reward", "policy", "gradient", "optimizer", "memory")
 VERSIONS = {"weight_versions": torch.zeros(5), "weight_version": 1, "stale_dropped": 1}
 BY_THE_AGENT = {"optimizer.skipped_updates"}  # counted where updates are stopped
-BY_THE_INTEGRATION = {"data.sample_age_steps", "policy.kl_reported_nats", "reward.func_sanitized"}
+BY_THE_INTEGRATION = {
+    "data.sample_age_steps", "policy.kl_reported_nats", "reward.func_sanitized", "memory.engine_released_bytes",
+    "memory.engine_budget_bytes",
+}  # fmt: skip
 QUOTIENTS = {"ratio_max", "ratio_mean", "sampling_mult_error", "sampling_weight_mean", "sampling_ppl_ratio"}  # of any size
 NEEDS_A_CGROUP = {"memory.cgroup_used_bytes", "memory.cgroup_limit_bytes"}  # tested with files of both versions
 NEEDS_A_LIMIT = {"memory.open_files_limit"}
