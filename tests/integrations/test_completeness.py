@@ -19,6 +19,17 @@ NEEDS = {
     "data.unk_ratio": "a tokenizer with an unknown token",
     "data.prompt_clip_ratio": "max_prompt_length, which newer TRL has not",
     "reward.learnability_index": "rewards of two values",
+    **{
+        name: "an asynchronous trainer that gives versions of the weights (test_versions)"
+        for name in SIGNALS
+        if name.startswith(("data.version_", "data.stale_dropped"))
+    },
+    **{name: "a model with experts (test_activations)" for name in SIGNALS if name.startswith("policy.expert_")},
+    **{
+        name: "a colocated rollout engine, and CUDA (test_engine_sleep)" for name in SIGNALS if "memory.engine_" in name
+    },
+    "reward.func_twin_mismatch": "a group with the same completion twice",
+    "reward.func_repeated": "scores of 40 bits or more in a batch",
     "reward.func_sanitized": "a reward function that calls sanitize_rewards()",
     "optimizer.loss_scale": "a loss scaler: CUDA, or DeepSpeed in fp16 (test_deepspeed)",
     "memory.cgroup_used_bytes": "a memory cgroup",
@@ -28,12 +39,18 @@ NEEDS = {
     **{name: "CUDA" for name in SIGNALS if name.startswith("memory.cuda_")},
     **{name: "the sidecar, which makes it" for name in SIGNALS if name.startswith("device.")},
 }
-ALL_SETTINGS = {"env": {"GRPO_SENTINEL_SETTINGS": json.dumps({"live_tensors_every": 1, "local_gradients": "always"})}}
+ALL_SETTINGS = {
+    "env": {
+        "GRPO_SENTINEL_SETTINGS": json.dumps(
+            {"live_tensors_every": 1, "activations_every": 2, "local_gradients": "always"}
+        )
+    }
+}
 TWO_SETTINGS = {"env": {"GRPO_SENTINEL_SETTINGS": json.dumps({"vitals_every": 2, "local_gradients": "always"})}}
 BASE = {"attach": "explicit", "beta": 0.04}
 ONE = {
     "everything": {**BASE, **ALL_SETTINGS, "iterations": 2, "reward_model": True, "sampling": True, "completion": 12},
-    "bf16": {**BASE, "dtype": "bfloat16", "completion": 100, "steps": 6},  # long enough that some completions end early
+    "bf16": {**BASE, "dtype": "bfloat16", "completion": 100, "steps": 8},  # long enough that some completions end early
     "lora": {**BASE, "lora": True, "binary": True},
     "no clipping": {"attach": "explicit", "max_grad_norm": 0.0},
     "adapter left on": {**BASE, "lora": True, "adapter_left_on": True},
