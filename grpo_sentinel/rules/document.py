@@ -58,6 +58,12 @@ rules:
 
 Message fields: value, limit, step, onset, ranks, subject, signal, detail. A quantity is a signal, a number, or several
 joined by `+ - * /` between blanks, left to right. `signal[*]` runs the rule once per label.
+
+Keys of OpenRLHF are written as its flat arguments; versions that group them take `--actor.adam.lr` for
+`--actor_learning_rate`, `--algo.kl.init_coef` for `--init_kl_coef`, `--rollout.n_samples_per_prompt`,
+`--rollout.max_new_tokens` for `--generate_max_len`, `--train.micro_batch_size` for `--micro_train_batch_size`,
+`--actor.eps_clip_low_high`, `--reward.remote_url` for `--remote_rm_url`, `--vllm.gpu_memory_utilization`, and so on.
+verl's are given from `actor_rollout_ref` on: `actor.optim.lr` is `actor_rollout_ref.actor.optim.lr`.
 """
 )
 
