@@ -85,6 +85,9 @@ _CONSTANT: dict[str, float] = {
     "policy.sampling_confident_disagreements": 0, "gradient.norm_overflow": 0, "gradient.zero_tensors": 2,
     "optimizer.unheld_parameters": 0, "optimizer.stale_parameters": 0, "optimizer.state_shape_mismatch": 0,
     "memory.cuda_alloc_retries": 0, "memory.cuda_ooms": 0, "sentinel.probes_off": 0, "sentinel.names_overflow": 0,
+    "optimizer.beta1": 0.9, "optimizer.beta2": 0.999, "optimizer.weight_decay": 0.01, "gradient.carried_norm": 0,
+    "reward.func_twin_mismatch[accuracy]": 0, "reward.func_twin_mismatch[format]": 0,
+    "reward.func_repeated[accuracy]": 0,
 }  # fmt: skip
 _RATIOS = ("_ratio", "ess_ratio", "top_share", "_share[accuracy]", "_share[format]", "correlation")
 # level at the end of the run over the level at its start, in the source `drifting`
