@@ -112,6 +112,11 @@ def test_two_real_faults_are_found_at_once_in_their_layer_and_poison_no_checkpoi
     assert total["detected"] == total["right_layer"] == total["hard_within_1_step"] == 1.0, body["rows"]
     assert total["checkpoints"] > 0
     assert total["poisoned_checkpoints"] == 0
+    stored = {place: json.loads(place.read_text()) for place in (tmp_path / "results").glob("*.json")}
+    for place, told in stored.items():
+        place.write_text(json.dumps({**told, "findings": []}))
+    again = bench(tmp_path, "--rescore", "negative_token_id,gradient_nan_once,healthy_twin", seconds=120)
+    assert again["totals"]["sentinel"] == total  # the records say what the daemon said live
 
 
 @pytest.mark.slow
