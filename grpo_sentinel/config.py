@@ -361,6 +361,9 @@ class LaunchConfig(Section):
     """The `grpo-sentinel launch` command."""
 
     halted_exit_code: int = Field(83, ge=0, le=255, description="exit code of `launch` when a rule halted the run")
+    notice_exit_code: int | None = Field(
+        None, ge=0, le=255, description="exit code when a notice halted the run, to be started again; else the same"
+    )
     linger_seconds: float = Field(5.0, ge=0, description="how long the sidecar stays after the trainer has ended")
     on_notice: dict[Literal["TERM", "USR1", "HUP"], Literal["checkpoint", "checkpoint-and-halt"]] = Field(
         default_factory=dict,

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from grpo_sentinel.cli.terminal import Terminal
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.places import belongs_to, run_directories
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.halting import HALTING
 from grpo_sentinel.protocol.ended import PEACEFUL, write_ended
 from grpo_sentinel.records import Action
 
@@ -56,18 +57,10 @@ def supervise(
             signals.forward_to(process, told)
             if sidecar is not None:
                 sidecar.start(process.pid)
-            overdue: list[tuple[float, int]] = []
+            desk = _Notices(config, run_id, notices)
             while _still_runs(process):
                 terminal.look()
-                for number in signals.noticed():
-                    if not _ask(config, run_id, number, notices[number]):
-                        signals.pass_on(number)
-                    elif config.launch.notice_seconds is not None:
-                        overdue.append((time.monotonic() + config.launch.notice_seconds, number))
-                while overdue and time.monotonic() >= overdue[0][0]:
-                    number = overdue.pop(0)[1]
-                    name = signal.Signals(number).name
-                    say(f"the command runs on {config.launch.notice_seconds:g} s after {name}; it is passed on")
+                for number in desk.to_be_passed_on(signals.noticed()):
                     signals.pass_on(number)
                 if sidecar is not None:
                     sidecar.look()
@@ -82,21 +75,49 @@ def supervise(
         return code
     halted = was_halted(root, run_id, started_ns)
     write_summary(config, root, run_id, started_ns, code, halted=halted, say=say)
-    return halted_exit_code if halted and code == 0 else code
+    if not halted or code:
+        return code
+    by_notice = desk.asked_to_halt and config.launch.notice_exit_code is not None
+    return config.launch.notice_exit_code or 0 if by_notice else halted_exit_code
 
 
-def _ask(config: Config, run_id: str, number: int, asked: str) -> bool:
-    """Ask the run for what a notice stands for; False when nobody can be asked, which is said."""
-    from grpo_sentinel.cli.halt import make_request
+class _Notices:
+    """Turns a scheduler's notices into requests, and gives back what the command must be told after all."""
 
-    name = signal.Signals(number).name
-    try:
-        request_id = make_request(config, run_id, Action[asked.upper().replace("-", "_")], f"{name} from the scheduler")
-    except (SentinelError, OSError) as error:
-        say(f"{name} came and {asked} could not be asked for ({' '.join(str(error).split())}); it is passed on")
-        return False
-    say(f"{name} came: request {request_id}, {asked}; a second {name} is passed on to the command")
-    return True
+    def __init__(self, config: Config, run_id: str, asked: Mapping[int, str]) -> None:
+        self.asked_to_halt = False
+        self._config = config
+        self._run_id = run_id
+        self._asked = asked
+        self._overdue: list[tuple[float, int]] = []  # when the command is told, and of what
+
+    def to_be_passed_on(self, noticed: Sequence[int]) -> list[int]:
+        """Make the requests of new notices; gives those that could not be made, and those that took too long."""
+        seconds = self._config.launch.notice_seconds
+        out = []
+        for number in noticed:
+            if not self._ask(number, self._asked[number]):
+                out.append(number)
+            elif seconds is not None:
+                self._overdue.append((time.monotonic() + seconds, number))
+        while self._overdue and time.monotonic() >= self._overdue[0][0]:
+            out.append(self._overdue.pop(0)[1])
+            say(f"the command runs on {seconds:g} s after {signal.Signals(out[-1]).name}; it is passed on")
+        return out
+
+    def _ask(self, number: int, asked: str) -> bool:
+        """Ask the run for what a notice stands for; False when nobody can be asked, which is said."""
+        from grpo_sentinel.cli.halt import make_request
+
+        name, action = signal.Signals(number).name, Action[asked.upper().replace("-", "_")]
+        try:
+            request_id = make_request(self._config, self._run_id, action, f"{name} from the scheduler")
+        except (SentinelError, OSError) as error:
+            say(f"{name} came and {asked} could not be asked for ({' '.join(str(error).split())}); it is passed on")
+            return False
+        say(f"{name} came: request {request_id}, {asked}; a second {name} is passed on to the command")
+        self.asked_to_halt = self.asked_to_halt or action in HALTING
+        return True
 
 
 def _note_end(root: Path | None, run_id: str, pid: int, number: int, by: str, code: int = 0) -> None:

@@ -14,9 +14,11 @@ from run_support import HERE, Started, directory_of, last_step, until
 FAKE = HERE / "fake_trainer.py"
 
 
-def _launched(started: Started, folder: Path, notice: dict[str, str], *trainer: object) -> tuple[object, int]:
+def _launched(
+    started: Started, folder: Path, notice: dict[str, str], *trainer: object, **launching: object
+) -> tuple[object, int]:
     config = folder / "sentinel.yaml"
-    body = {"http": {"port": 0}, "launch": {"linger_seconds": 1, "on_notice": notice}}
+    body = {"http": {"port": 0}, "launch": {"linger_seconds": 1, "on_notice": notice, **launching}}
     config.write_text(json.dumps({**body, "collectors": {"nvml": {"enabled": False}}}))
     words = ["launch", "--config", config, "--run-id", "run", "--", sys.executable, FAKE]
     launch = started.cli(*words, "--output-dir", folder / "out", *trainer)
@@ -33,6 +35,21 @@ def test_a_notice_saves_and_ends_the_run_within_the_grace_period(started: Starte
     assert launch.returncode == 83, said  # type: ignore[attr-defined]
     assert f"SIG{name} came: request 1, checkpoint-and-halt" in said
     assert len(list((tmp_path / "out").glob("checkpoint-*"))) == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_a_notice_halted_has_an_exit_code_of_its_own_where_one_is_set(
+    started: Started, tmp_path: Path
+) -> None:
+    notice = {"USR1": "checkpoint-and-halt"}
+    launch, pid = _launched(started, tmp_path, notice, notice_exit_code=84)
+    os.kill(pid, signal.SIGUSR1)
+    _, said = launch.communicate(timeout=30)  # type: ignore[attr-defined]
+    assert launch.returncode == 84, said  # type: ignore[attr-defined]
+    (tmp_path / "again").mkdir()
+    again, _ = _launched(started, tmp_path / "again", notice, "--bad-from", 60, notice_exit_code=84)
+    _, said = again.communicate(timeout=30)  # type: ignore[attr-defined]
+    assert again.returncode == 83, f"a rule halted it: {said}"  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -44,9 +44,11 @@ def test_a_notice_has_run_its_course_before_the_grace_period_is_over(tmp_path: P
     assert config.halting.acknowledge_seconds < config.launch.notice_seconds, "stacks come before the end"
 
 
-def test_a_halted_job_is_not_started_again_and_a_drained_one_is() -> None:
-    ignore, fail = JOB["spec"]["podFailurePolicy"]["rules"]
-    assert (ignore["action"], ignore["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+def test_a_halted_job_is_not_started_again_and_a_drained_one_is(tmp_path: Path) -> None:
+    drained, noticed, fail = JOB["spec"]["podFailurePolicy"]["rules"]
+    assert (drained["action"], drained["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert (noticed["action"], noticed["onExitCodes"]["containerName"]) == ("Ignore", TRAINER["name"])
+    assert noticed["onExitCodes"]["values"] == [_settings(tmp_path).launch.notice_exit_code]
     assert fail["action"] == "FailJob"
     assert fail["onExitCodes"]["values"] == [LaunchConfig().halted_exit_code]
     assert fail["onExitCodes"]["containerName"] == TRAINER["name"]

@@ -41,7 +41,11 @@ JobRequeue=1
 JobCompType=jobcomp/filetxt
 JobCompLoc={folder}/jobcomp.txt
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=2000 State=UNKNOWN
-PartitionName=p Nodes={host} Default=YES MaxTime=10 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+PartitionName=p Nodes={host} Default=YES MaxTime=10 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
+PartitionName=urgent Nodes={host} MaxTime=10 State=UP PriorityTier=10 PreemptMode=OFF
 """
 
 
