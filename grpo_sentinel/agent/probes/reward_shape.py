@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 _NEWEST = 200  # as many as a dip test is usually given
 _LEAST = 32
+_ROUNDING = 1e-12  # relative: nearer than this are equal
 
 
 class Newest:
@@ -28,18 +29,19 @@ class Newest:
         SAS/STAT, "The CLUSTER procedure"; Pfister et al. 2013: 1/3 for a normal distribution, 5/9 for an even one,
         near 1 for two values. A long tail of one mode raises it as well.
         """
-        n = len(self._rewards)
-        if n < _LEAST or min(self._rewards) == max(self._rewards):
+        rewards, n = list(self._rewards), len(self._rewards)
+        if n < _LEAST:
             return None
-        scale = max(map(abs, self._rewards))  # fourth powers of 1e80 would overflow
-        mean = math.fsum(reward / scale for reward in self._rewards) / n
-        apart = [reward / scale - mean for reward in self._rewards]
+        low, high = min(rewards), max(rewards)
+        span = high - low  # in units of it no power overflows
+        if span <= _ROUNDING * max(abs(low), abs(high)) or not math.isfinite(span):
+            return None
+        mean = sum([(reward - low) / span for reward in rewards]) / n
+        apart = [(reward - low) / span - mean for reward in rewards]
         squares = [d * d for d in apart]
-        m2 = math.fsum(squares) / n
-        if m2 < 1e-24:  # nothing but rounding between them
-            return None
-        m3 = math.fsum(d * square for d, square in zip(apart, squares, strict=True)) / n
-        m4 = math.fsum(square * square for square in squares) / n
+        m2 = sum(squares) / n
+        m3 = sum([d * square for d, square in zip(apart, squares, strict=True)]) / n
+        m4 = sum([square * square for square in squares]) / n
         skewness = math.sqrt(n * (n - 1)) / (n - 2) * m3 / (m2 * math.sqrt(m2))
         kurtosis = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * m4 / (m2 * m2) - 3 * (n - 1))
         return (skewness * skewness + 1) / (kurtosis + 3 * (n - 1) ** 2 / ((n - 2) * (n - 3)))
