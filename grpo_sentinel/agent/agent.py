@@ -99,15 +99,16 @@ class Agent(Observations):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         replicated: bool | None = None,
     ) -> None:
-        """Take the model and optimizer to look at; hooks go on the innermost torch optimizer."""
+        """Take the model and optimizer (or a list of them) to look at; hooks go on the innermost torch optimizers."""
         guard = self.guard
         model = arguments.kind_of(guard, "watch(model", model, torch.nn.Module, "give a torch.nn.Module")
-        optimizer = _real(guard, optimizer)
+        given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+        optimizers = [one for one in (_real(guard, one) for one in given) if one is not None]
         named_parameters = arguments.pairs(guard, "watch(named_parameters", named_parameters)
         replicated = arguments.kind_of(guard, "watch(replicated", replicated, bool, "give True, False or nothing")
-        guard.run("watch", self.observer.watch, model, optimizer, named_parameters, replicated)
-        if optimizer is not None:
-            self.guard.run("optimizer hooks", self._optimizers.attach, optimizer)
+        guard.run("watch", self.observer.watch, model, optimizers, named_parameters, replicated)
+        for one in optimizers:
+            self.guard.run("optimizer hooks", self._optimizers.attach, one)
         if self.capture is not None:
             self.guard.run("capture", self.capture.watch, model)
         if self.settings.local_gradients == "always":

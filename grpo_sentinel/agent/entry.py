@@ -70,9 +70,9 @@ def attach(
     """Watch a transformers or TRL trainer, a DeepSpeed engine, or your own loop; on every rank, at the same place.
 
     With `trainer`, everything is fed from its hooks. With `model` and `optimizer`, the loop calls `observe_*` and
-    `end_step`; with `scheduler` the learning rate is compared with what that last set. `config` is what the loop knows
-    of itself (`vocab_size`, `group_size`, `epsilon_low`, `beta`, `max_grad_norm`, ...). `replicated` says whether every
-    rank holds the same weights (found out for DDP).
+    `end_step`; a loop that steps several optimizers gives a list of them. With `scheduler` the learning rate is compared
+    with what that last set. `config` is what the loop knows of itself (`vocab_size`, `group_size`, `epsilon_low`,
+    `beta`, `max_grad_norm`, ...). `replicated` says whether every rank holds the same weights (found out for DDP).
 
     Never raises: disabled or broken gives a `NullAgent` and one line on stderr. May wait for the other ranks, at most
     about `settings.handshake_seconds`.
@@ -237,10 +237,15 @@ def _missing(parameters: Sequence[Any], optimizer: Any) -> str:
         )
     if not parameters:
         return (
-            f"attached to {type(optimizer).__name__}; no model was given: the gate cannot see a gradient unless the "
+            f"attached to {_kind(optimizer)}; no model was given: the gate cannot see a gradient unless the "
             "loop gives observe_gradients(norm), and none is judged; give model=..."
         )
     return ""
+
+
+def _kind(optimizer: Any) -> str:
+    several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    return " and ".join(type(one).__name__ for one in several)
 
 
 def _load(place: str) -> Any:

@@ -20,7 +20,6 @@ import torch
 from grpo_sentinel.agent.activation_steps import ActivationSteps
 from grpo_sentinel.agent.guard import Guard, Unusable
 from grpo_sentinel.agent.naming import Naming
-from grpo_sentinel.agent.optimizers import innermost
 from grpo_sentinel.agent.probes import data as data_probe
 from grpo_sentinel.agent.probes import gradient as gradient_probe
 from grpo_sentinel.agent.probes import policy as policy_probe
@@ -30,14 +29,13 @@ from grpo_sentinel.agent.probes.groups import observe_groups
 from grpo_sentinel.agent.probes.live_tensors import LiveTensors
 from grpo_sentinel.agent.probes.local_watch import LocalWatch
 from grpo_sentinel.agent.probes.memory import MemoryProbe
-from grpo_sentinel.agent.probes.optimizer import OptimizerProbe
 from grpo_sentinel.agent.probes.pack import Harvest
 from grpo_sentinel.agent.probes.samples import blamed
 from grpo_sentinel.agent.probes.sources import copies_of_shards
 from grpo_sentinel.agent.readback import Readback
-from grpo_sentinel.agent.schedule import expected_rate
 from grpo_sentinel.agent.settings import Settings
 from grpo_sentinel.agent.step_packs import StepPacks, alone
+from grpo_sentinel.agent.update_probes import UpdateProbes
 from grpo_sentinel.sanitize import sanitized_totals
 
 _DATA_NAMES = {
@@ -111,8 +109,7 @@ class Observer:
         self._micro_batches = 0  # of the present step
         self._data_tally = data_probe.Tally()
         self.gradient: gradient_probe.GradientPack | None = None
-        self._optimizer: torch.optim.Optimizer | None = None  # the innermost
-        self._optimizer_probe: OptimizerProbe | None = None
+        self._updates = UpdateProbes()
         self._memory = MemoryProbe(None if ring is None else ring.parent)
         self._live = LiveTensors()
         self.naming = Naming()
@@ -127,7 +124,7 @@ class Observer:
 
     def watched(self) -> tuple[Sequence[tuple[str, torch.nn.Parameter]], torch.optim.Optimizer | None]:
         """Give the watched parameters by name, and the innermost optimizer: for evidence."""
-        return self._parameters, self._optimizer
+        return self._parameters, self._updates.newest
 
     @property
     def must_wait(self) -> bool:
@@ -141,7 +138,7 @@ class Observer:
     def watch(
         self,
         model: torch.nn.Module | None,
-        optimizer: Any,
+        optimizers: Sequence[Any] | None,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
         replicated: bool | None,
     ) -> None:
@@ -151,13 +148,11 @@ class Observer:
         if named_parameters is not None:
             self._parameters = [(name.removeprefix("module."), parameter) for name, parameter in named_parameters]
             self.device = next((parameter.device for _, parameter in self._parameters), None)
-        if optimizer is not None:
-            self._optimizer = innermost(optimizer)
         self.replicated = _is_replicated(model) if replicated is None else replicated
         self.sharded = self.sharded or _is_sharded(model, self._parameters)
         self.copies = copies_of_shards(model, self._parameters) if self.sharded else 1
         self._arm_activations()
-        self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
+        self._updates.watch(optimizers or (), replicated=self.replicated)
         self._guard.run("carried gradients", self._watch_carried)
 
     def _watch_carried(self) -> None:
@@ -279,40 +274,22 @@ class Observer:
         return ((name, parameter.grad) for name, parameter in self._parameters)
 
     def _digest(self) -> torch.Tensor | None:
-        if not self.replicated or self._optimizer is None or self._optimizer_probe is None:
+        if not self.replicated:
             return None
         self._votes += 1
         if not self.full or (self._votes - 1) % self._settings.vote_every:
             return None
-        return self._optimizer_probe.digest(self._optimizer)
+        return self._updates.digest()
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember what the optimizer is about to change."""
-        self._optimizer = optimizer
-        if self._optimizer_probe is None:
-            self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
         if self.full:
-            self._optimizer_probe.before_step(optimizer)
+            self._updates.before(optimizer)
 
     def after_update(self, optimizer: torch.optim.Optimizer | None, *, skipped: bool) -> None:
         """See what it did. None: it was not called in this step; look at the one that is watched, if any."""
-        optimizer = self._optimizer if optimizer is None else optimizer
-        if optimizer is None:
-            return
-        if self._optimizer_probe is None:
-            self._optimizer_probe = OptimizerProbe(replicated=self.replicated)
-        details = dict(self.optimizer_details)
-        scheduler = details.pop("scheduler", None)
-        if scheduler is not None:
-            details.setdefault("learning_rate_expected", expected_rate(scheduler))
-        pack = self._optimizer_probe.after_step(
-            optimizer,
-            named_parameters=self._parameters or None,
-            skipped=skipped,
-            full=self.full,
-            **details,
-        )
-        self._step.add(pack)
+        details = self.optimizer_details
+        self._step.add(self._updates.after(optimizer, self._parameters, details, skipped=skipped, full=self.full))
 
     def drop_gradients(self) -> None:
         """Take every gradient away."""
@@ -406,7 +383,7 @@ class Observer:
             self._local.disarm()
         self._carried.disarm()
         self._activations.close()
-        self._parameters, self._optimizer, self._optimizer_probe, self.gradient = [], None, None, None
+        self._parameters, self._updates, self.gradient = [], UpdateProbes(), None
         self._model = None
 
     def _known(self, names: Sequence[str]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from grpo_sentinel.agent.optimizers import innermost
+
 
 def expected_rate(scheduler: Any) -> float | None:
     """Give the rate that `scheduler` last set for the first group; None when it has not set any or cannot say.
@@ -21,3 +23,17 @@ def expected_rate(scheduler: Any) -> float | None:
     if isinstance(rate, torch.Tensor):
         return float(rate) if rate.device.type == "cpu" else None
     return None if rate is None else float(rate)
+
+
+def moves(scheduler: Any, optimizer: Any) -> bool:
+    """Tell whether a scheduler sets the rates of this innermost optimizer; True where it does not say whose."""
+    for _ in range(8):
+        inner = getattr(scheduler, "scheduler", None)
+        if inner is None or inner is scheduler:
+            break
+        scheduler = inner
+    own = getattr(scheduler, "optimizer", None)
+    try:
+        return own is None or innermost(own) is optimizer
+    except TypeError:
+        return True

@@ -7,6 +7,8 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
+from ranks import Segment  # noqa: E402
+
 from grpo_sentinel.agent import Settings, attach  # noqa: E402
 from grpo_sentinel.protocol import RankReader, run_dir, write_control  # noqa: E402
 from grpo_sentinel.records import Action, ControlWord, Phase  # noqa: E402
@@ -32,8 +34,6 @@ class Loop:
         return self.agent.end_step()
 
     def segment(self):
-        from ranks import Segment
-
         self.agent.close()
         reader = RankReader(self.directory / "rank-00000.ring")
         try:
@@ -187,7 +187,7 @@ def test_a_cheap_enough_agent_is_never_thinned(loop):
 
 
 def test_without_a_ring_nothing_is_read_but_the_gate_still_judges(tmp_path, monkeypatch):
-    from grpo_sentinel.agent import entry, observing
+    from grpo_sentinel.agent import entry, observing, update_probes
 
     def full(*args, **kwargs):
         raise OSError("no space left")
@@ -197,7 +197,7 @@ def test_without_a_ring_nothing_is_read_but_the_gate_still_judges(tmp_path, monk
 
     for probe in (observing.gradient_probe, observing.policy_probe, observing.data_probe, observing.reward_probe):
         monkeypatch.setattr(probe, "observe", never)
-    monkeypatch.setattr(observing.OptimizerProbe, "after_step", never)
+    monkeypatch.setattr(update_probes.OptimizerProbe, "after_step", never)
     monkeypatch.setattr(observing.MemoryProbe, "observe", never)
     monkeypatch.setattr(entry, "RankWriter", full)
     watched = Loop(tmp_path, monkeypatch)
@@ -209,3 +209,44 @@ def test_without_a_ring_nothing_is_read_but_the_gate_still_judges(tmp_path, monk
     assert watched.step(float("nan")).skipped
     assert torch.equal(before, watched.net.weight)
     watched.agent.close()
+
+
+def test_a_loop_with_two_optimizers_is_watched_as_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPO_SENTINEL_DIR", str(tmp_path))
+    monkeypatch.setenv("GRPO_SENTINEL_RUN_ID", "run")
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    first = torch.optim.SGD(net[0].parameters(), lr=0.5)
+    second = torch.optim.AdamW(net[1].parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(second, lambda done: 1.0 / (1 + done))
+    agent = attach(model=net, optimizer=[first, second], scheduler=schedule, settings=Settings(strict=True))
+    expected = {}
+    for step in range(1, 4):
+        old = [p.detach().double().clone() for p in net.parameters()]
+        loss = net(torch.ones(2, 4)).sum() * (float("nan") if step == 3 else 1.0)
+        loss.backward()
+        agent.observe_gradients()
+        rate = second.param_groups[0]["lr"]
+        first.step()
+        second.step()
+        schedule.step()
+        moved = torch.cat([(p.detach().double() - q).flatten() for p, q in zip(net.parameters(), old, strict=True)])
+        weights = torch.cat([p.detach().double().flatten() for p in net.parameters()])
+        expected[step] = (float(moved.norm()), float(weights.norm()), rate)
+        first.zero_grad()
+        second.zero_grad()
+        agent.end_step()
+    agent.close()
+    reader = RankReader(run_dir(tmp_path, "run") / "rank-00000.ring")
+    steps = Segment(reader).steps()
+    reader.close()
+    for step, (moved, weights, rate) in expected.items():
+        values = steps[step]
+        assert values.get("optimizer.update_norm", 0.0) == pytest.approx(moved, rel=1e-6)
+        assert values["optimizer.weight_norm"] == pytest.approx(weights, rel=1e-6)
+        assert values["optimizer.learning_rate"] == values["optimizer.learning_rate_expected"] == rate
+        assert (values["optimizer.unheld_parameters"], values["optimizer.stale_parameters"]) == (0, 0)
+    assert steps[2]["optimizer.sampled_tensors"] == 4
+    assert steps[3]["optimizer.step_skipped"] == 1
+    assert expected[3][0] == 0, "the gate is on both"
+    assert steps[1]["optimizer.tensor_std_max[weights]"] > 0

@@ -357,3 +357,16 @@ def test_the_spread_of_tensors_that_are_read_whole_is_exact_and_one_element_has_
     std = float(parameters[0].detach().double().std(correction=0))
     assert values["optimizer.tensor_std_max[weights]"] == pytest.approx(std, rel=1e-12)
     assert values["optimizer.tensor_std_min[weights]"] == values["optimizer.tensor_std_max[weights]"]
+
+
+def test_beside_a_complex_parameter_the_real_ones_are_judged_as_ever():
+    wide, other = torch.nn.Parameter(torch.randn(32)), torch.nn.Parameter(torch.ones(32, dtype=torch.complex64))
+    optimizer, watch = torch.optim.SGD([wide, other], lr=1.0), OptimizerProbe()
+    wide.grad, other.grad = torch.zeros(32), torch.ones(32, dtype=torch.complex64) * 5
+    wide.grad[:4] = 5.0
+    watch.before_step(optimizer)
+    optimizer.step()
+    values = harvest(watch.after_step(optimizer)).values
+    assert values["optimizer.bf16_image_same_ratio"] == 28 / 32
+    std = float(wide.detach().double().std(correction=0))
+    assert values["optimizer.tensor_std_max[weights]"] == pytest.approx(std, rel=1e-9)

@@ -12,7 +12,7 @@ norm of n sampled elements estimates that of all with a relative standard error 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ class OptimizerProbe:
         *,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         learning_rate_expected: float | None = None,
+        held_elsewhere: Collection[int] = (),
         scaler: Any = None,
         engine: Any = None,
         skipped: bool = False,
@@ -73,14 +74,15 @@ class OptimizerProbe:
     ) -> Pack:
         """Compare with `before_step` and read weights, moments and static facts, from the step post-hook.
 
-        `full` False leaves out what is sampled: update, moments, digest. `skipped`: the gate stopped this update.
-        Without `before_step` there are no update signals. Also call it after a step that a scaler or engine skipped
-        (no hook fires then). Never synchronises, changes no tensor.
+        `held_elsewhere`: ids of the parameters that other optimizers of the loop hold. `full` False leaves out what is
+        sampled: update, moments, digest. `skipped`: the gate stopped this update. Without `before_step` there are no
+        update signals. Also call it after a step that a scaler or engine skipped (no hook fires then). Never
+        synchronises, changes no tensor.
         """
         named = list(named_parameters) if named_parameters is not None else None
         before, self._before = self._before, None
         self._calls += 1
-        facts = optimizer_facts.observe(optimizer, named, learning_rate_expected)
+        facts = optimizer_facts.observe(optimizer, named, learning_rate_expected, held_elsewhere)
         facts.update(self._skips.observe(scaler, engine))
         applied = (
             (before is not None or not full) and not skipped and facts.get("optimizer.scaler_skipped_now", 0.0) == 0.0
@@ -137,7 +139,8 @@ class OptimizerProbe:
             pieces=extremes.pieces,
             plan=weights.plan,
             facts=facts,
-            single=tuple(view.dtype is torch.float32 for view in weights.flats),
+            dtypes=tuple(view.dtype for view in weights.flats),
+            optimizer=id(optimizer),
         )
         return vector(list(pieces.values())), layout
 
@@ -151,9 +154,10 @@ class OptimizerProbe:
     ) -> None:
         after = sample.gather(weights.flats, weights.plan.cuts)
         moments = _moments(optimizer, weights)
-        if seldom and len(after) and not after.dtype.is_complex:
-            pieces["row_sums"] = torch.stack([_row_sums(x, weights.plan.width) for x in (after, *moments.values())])
-            pieces["row_squares"] = _row_squares(_wide(after), weights.plan.width)
+        if seldom and len(after):
+            both = [_wide(_real(x)).view(-1, weights.plan.width) for x in (after, *moments.values())]
+            pieces["row_sums"] = torch.stack([x.sum(1) for x in both])
+            pieces["row_squares"] = torch.stack([(x * x).sum(1) for x in both])
         if moments:
             squares = _row_squares(_wide(torch.cat(list(moments.values()))), weights.plan.width)
             pieces.update(zip((f"moment{order}" for order in moments), squares.chunk(len(moments)), strict=True))
@@ -212,8 +216,8 @@ def _changes(
         "update": _row_squares(_wide(after) - _wide(before), width),
         "changed": changed.view(-1, width).any(1),
     }
-    if any(view.dtype is torch.float32 for view in weights.flats) and not after.dtype.is_complex:
-        out["image_same"] = (before.bfloat16() == after.bfloat16()).view(-1, width).sum(1)
+    if any(view.dtype is torch.float32 for view in weights.flats):
+        out["image_same"] = (_real(before).bfloat16() == _real(after).bfloat16()).view(-1, width).sum(1)
     if narrow is not None:
         intended = _gradients(weights) if moment is None else moment
         meant = (intended != 0).view(-1, width) & narrow
@@ -258,8 +262,9 @@ def _row_squares(parts: torch.Tensor, width: int) -> torch.Tensor:
     return (parts * parts).view(-1, per_row).sum(1)
 
 
-def _row_sums(sampled: torch.Tensor, width: int) -> torch.Tensor:
-    return _wide(sampled).view(-1, width).sum(1)
+def _real(sampled: torch.Tensor) -> torch.Tensor:
+    """Leave the imaginary parts away: beside complex tensors real ones are sampled as complex numbers too."""
+    return sampled.real if sampled.dtype.is_complex else sampled
 
 
 def _version(weights: _Weights) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ def observe(
     optimizer: torch.optim.Optimizer,
     named_parameters: Sequence[tuple[str, torch.nn.Parameter]] | None,
     learning_rate_expected: float | None,
+    held_elsewhere: Collection[int] = (),
 ) -> dict[str, float]:
     """Read the optimizer's groups and states: no tensor's contents, a fraction of a microsecond per parameter."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -34,7 +35,9 @@ def observe(
     if named_parameters is not None:
         ours = {id(parameter) for parameter in held}
         model = {id(parameter): parameter for _, parameter in named_parameters}
-        out["optimizer.unheld_parameters"] = float(sum(p.requires_grad for key, p in model.items() if key not in ours))
+        out["optimizer.unheld_parameters"] = float(
+            sum(p.requires_grad for key, p in model.items() if key not in ours and key not in held_elsewhere)
+        )
         out["optimizer.stale_parameters"] = float(len(ours - model.keys()))
     return out
 
