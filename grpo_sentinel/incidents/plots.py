@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-_WIDTH, _HEIGHT = 640, 190
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 26, 24
+_WIDTH, _HEIGHT = 640, 206
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 42, 24
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#9f1239")
 _MOST_POINTS = 400
 _LOG_RATIO = 1e4  # a positive range wider than this is drawn on a logarithmic axis
@@ -56,10 +56,7 @@ def chart(title: str, unit: str, series: Mapping[int, Sequence[Point]], onsets: 
                 f'<path d="M{x(step):.1f} {_TOP}v9" class="n"><title>rank {rank}, step {step}: {value}</title></path>'
             )
         if len(series) > 1 and index < len(_COLOURS):
-            parts.append(
-                f'<text x="{_WIDTH - _RIGHT - 44 * (min(len(series), len(_COLOURS)) - 1 - index)}" y="16" class="a"'
-                f' text-anchor="end" style="fill:{colour}">rank {rank}</text>'
-            )
+            parts.append(f'<text x="{_LEFT + 52 * index}" y="33" class="a" style="fill:{colour}">rank {rank}</text>')
     return "".join([*parts, "</svg>"])
 
 

@@ -75,9 +75,8 @@ def gather(
     latest = reader.latest(run_id)
     findings = tuple(sorted(reader.findings(run_id), key=lambda one: (one.onset_step, one.wall_ns)))
     last_by_request = {one.request_id: one for one in reader.requests(run_id)}
-    shown = sorted(latest.ranks)[:_MOST_RANKS]
     accused = {rank for finding in findings for rank in finding.ranks if rank in latest.ranks}
-    shown = sorted(set(sorted(accused)[:_MOST_RANKS]) | set(shown[: max(0, _MOST_RANKS - len(accused))]))
+    shown = sorted(sorted(latest.ranks, key=lambda rank: (rank not in accused, rank))[:_MOST_RANKS])
     names = _chosen(recorded, signals, findings)
     return RunReport(
         run_id=run_id,

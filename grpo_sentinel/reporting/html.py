@@ -18,7 +18,7 @@ def html(report: RunReport) -> str:
     body = [f"<h1>Run {escape(report.run_id)}</h1>", f"<p>{escape(words.headline(report))}</p>"]
     body += [table((), words.facts(report)), "<h2>Layers</h2>", table((), list(report.layers.items()))]
     body += ["<h2>Findings</h2>", _findings(report)]
-    body += ["<h2>Signals</h2>", '<p class="quiet">red line: onset of a finding; red ticks: NaN or infinite</p>']
+    body += ["<h2>Signals</h2>", '<p class="quiet">dashed red line: onset of a finding; red ticks: NaN or infinite</p>']
     body += _plots(report)
     body.append(table(words.VALUE_HEAD, words.value_rows(report)))
     body += ["<h2>Ranks</h2>", table(words.RANK_HEAD, words.rank_rows(report))]
@@ -50,7 +50,7 @@ def _plots(report: RunReport) -> list[str]:
         if drawn:
             out += [f"<h3>{layer}</h3>", f'<div class="plots">{"".join(drawn)}</div>']
     if report.undrawn_ranks:
-        out.append(f'<p class="quiet">{report.undrawn_ranks} more ranks are not drawn</p>')
+        out.append(f'<p class="quiet">ranks that are not drawn: {report.undrawn_ranks}</p>')
     return out
 
 

@@ -84,6 +84,7 @@ def test_a_run_is_watched_and_halted_with_keys_and_the_terminal_is_put_back(
     text = terminal.shows("grad norm")
     assert "looked-at  step" in text
     assert "gradient ok" in text
+    assert "nothing is wrong in what is watched" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     terminal.keys("?")
     terminal.shows("leave; the run goes on")
@@ -108,11 +109,17 @@ def test_a_finding_is_shown_with_what_to_try(terminal: Tmux, config: Path, tmp_p
     run = started.python("-m", "grpo_sentinel.cli", "launch", "--config", config, "--run-id", "bad", "--", *trainer)
     assert run.wait(60) == 83
     terminal.type(f"{sys.executable} -m grpo_sentinel.cli top bad --config {config}")
-    terminal.shows("gradient CRIT")
+    assert text_before(terminal.shows("gradient CRIT"), "data ok").startswith("WARN gradient rank 0 step 30: ")
     terminal.keys("f")
     text = terminal.shows("try: ")
     assert "WARN gradient rank 0 step 30" in text
-    assert "└ CRIT gradient" in text
+    assert text.index("WARN gradient") < text.index("└ CRIT gradient")
+
+
+def text_before(screen: str, what: str) -> str:
+    """The line above the one that begins with a text."""
+    lines = screen.splitlines()
+    return lines[next(at for at, line in enumerate(lines) if line.startswith(what)) - 1]
 
 
 def test_without_a_terminal_it_says_what_to_use_instead(config: Path) -> None:

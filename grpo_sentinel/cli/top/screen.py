@@ -26,7 +26,7 @@ _MOST_TRENDS = 5
 
 def screen(snapshot: Snapshot, source: str, state: State, trends: Trends, width: int, height: int) -> list[Text]:
     """Give exactly `height` lines of at most `width` columns."""
-    top = [_header(snapshot, width), _source(source, snapshot), *_layers(snapshot, width)]
+    top = [_header(snapshot, width), _source(source, snapshot), _verdict(snapshot), *_layers(snapshot, width)]
     bottom = [halt_line(snapshot.halt), _keys(state)]
     told = trends.lines(max(10, width - 24))[:_MOST_TRENDS] if height >= 20 else []
     charts = [Text(f"{title:>9} {short(value):>10}  {blocks}", style="cyan") for title, value, blocks in told]
@@ -53,6 +53,23 @@ def _header(snapshot: Snapshot, width: int) -> Text:
 def _source(source: str, snapshot: Snapshot) -> Text:
     off = f"; off: {snapshot.notes[0]}" if snapshot.notes else ""
     return Text(source + off, style="yellow" if off or "no daemon" in source else "dim")
+
+
+def _verdict(snapshot: Snapshot) -> Text:
+    """The first cause of the worst that fires: what, where, since when."""
+    worst = next(iter(_chained(snapshot.findings)), None)
+    if worst is None or worst.severity is Severity.NOTE:
+        return Text("nothing is wrong in what is watched", style="green") if snapshot.ranks else Text("")
+    return _line(worst)
+
+
+def _chained(findings: Sequence[Finding]) -> list[Finding]:
+    """The worst cause first, each with what followed from it below."""
+    known = {one.finding_id for one in findings}
+    order = sorted(findings, key=lambda one: (-one.severity, one.onset_step))
+    roots = [one for one in order if one.root_id not in known]
+    chains = [each for root in roots for each in (root, *(one for one in order if one.root_id == root.finding_id))]
+    return chains + [one for one in order if one not in chains]
 
 
 def _layers(snapshot: Snapshot, width: int) -> list[Text]:
@@ -112,20 +129,19 @@ def _findings(findings: Sequence[Finding], state: State, width: int, room: int) 
     """The list, and under it what the selected one means and what to try."""
     if not findings:
         return [Text("no finding is firing", style="green")]
+    findings = _chained(findings)
     chosen = findings[min(state.line, len(findings) - 1)]
     detail = [Text(""), *_wrapped(f"why: {chosen.why}", width)] if chosen.why else []
     detail += [line for remedy in chosen.remedies for line in _wrapped(f"try: {remedy}", width)]
     share = max(1, room - min(len(detail), room // 2))
     known = {finding.finding_id for finding in findings}
-    rows = [
-        Text.assemble(
-            "  └ " if one.root_id in known else "",
-            (_MARKS[one.severity], _COLOURS[one.severity]),
-            f" {one.layer} {_where(one)} step {one.onset_step}: {one.message}",
-        )
-        for one in findings
-    ]
+    rows = [Text.assemble("  └ " if one.root_id in known else "", _line(one)) for one in findings]
     return [*_window(rows, state.line, share), *detail[: room - min(share, len(rows))]]
+
+
+def _line(finding: Finding) -> Text:
+    told = f" {finding.layer} {_where(finding)} step {finding.onset_step}: {finding.message}"
+    return Text.assemble((_MARKS[finding.severity], _COLOURS[finding.severity]), told)
 
 
 def _where(finding: Finding) -> str:

@@ -25,13 +25,13 @@ export function findingElement(finding, followers, open = new Set()) {
     button.addEventListener("click", () => showing(finding.signal, finding.onset_step));
     box.append(button);
   }
-  if (finding.why || finding.remedies.length || finding.reference) {
+  if (finding.why || finding.remedies.length) {
     const more = make("details", null, "", make("summary", "Why it matters and what to try"));
     more.dataset.key = finding.finding_id;
     more.open = open.has(finding.finding_id);
     if (finding.why) more.append(make("p", finding.why));
     if (finding.remedies.length) more.append(make("ul", null, "", ...finding.remedies.map((text) => make("li", text))));
-    more.append(make("p", `rule ${finding.rule}${finding.reference ? ` · ${finding.reference}` : ""}`, "quiet"));
+    more.append(make("p", `rule ${finding.rule}`, "quiet"));
     box.append(more);
   }
   if (followers.length) {

@@ -5,6 +5,12 @@ import { colour, number } from "./base.js";
 export const LINES = ["#2f7fb8", "#d2691e", "#2e9e63", "#a05fbf", "#b58900", "#d6457a", "#2a9fb0", "#7d8a2e"];
 const MOST_MARKS = 60;
 
+// A tick of an axis, which has room for eight letters: 4008000000 -> 4.008 G
+function short(value) {
+  const power = Math.min(4, Math.floor(Math.log10(Math.abs(value) || 1) / 3));
+  return Math.abs(value) < 1e4 ? number(value) : `${number(value / 1000 ** power)} ${["", "k", "M", "G", "T"][power]}`;
+}
+
 // lines: [{ label, steps, low, high, bad: [step] }], all numbers; a value that is not finite is null and its step in `bad`.
 export function tableOf(lines) {
   const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
@@ -52,7 +58,7 @@ export class Plot {
       height: this.height,
       legend: { show: this.legend },
       scales: { x: { time: this.time, range: (plot, low, high) => this.span || (low === high ? [low - 1, high + 1] : [low, high]) }, y: logarithmic ? { distr: 3 } : {} },
-      axes: [this.time ? axis : { ...axis, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) }, { ...axis, size: 64, label: unit || undefined, labelSize: 18, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) }],
+      axes: [this.time ? axis : { ...axis, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) }, { ...axis, size: 64, label: unit || undefined, labelSize: 18, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
       series,
       bands,
       hooks: { draw: [(plot) => this.paint(plot)], setSelect: this.onZoom ? [(plot) => {
