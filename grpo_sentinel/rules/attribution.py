@@ -4,16 +4,21 @@ After an all-reduce every rank holds the same NaN, so only two things name the c
 `where: before_reduce` (a hook saw the local gradient), or a local loss, log-prob, reward or gradient count that is bad
 on some ranks only. Parameter names come with any `nonfinite` event. A spike is the same on all ranks as well: its rank
 shows only where hooks read every rank's own norm before the reduce, and one of them stands far above all others.
+
+Any finding takes the names that the agent has sent for one of its signals: rows of a batch with their ids, tensors, a
+parameter (events `sample` and `named`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from grpo_sentinel.records import EventRecord, Frame
 
 _OWN_NORM = "gradient.norm_before_reduce"
+_LONGEST = 200  # characters
+NAMING = ("sample", "named")
 _FAR_ABOVE = 5.0  # times the next largest own norm
 _LOCAL = (
     "gradient.local_nonfinite_tensors",
@@ -43,6 +48,7 @@ class Attribution:
         self._names_kept = names
         self._ranks: dict[int, dict[int, int]] = {}  # step -> rank -> strength
         self._names: dict[int, list[str]] = {}
+        self._behind: dict[int, dict[str, str]] = {}  # step -> signal -> who is behind it
         self._largest: dict[int, Culprit] = {}  # step -> the rank whose own gradient stands far above all others
 
     def frame(self, frame: Frame) -> bool:
@@ -64,7 +70,12 @@ class Attribution:
         return True
 
     def event(self, event: EventRecord) -> None:
-        """Take a `nonfinite` event."""
+        """Take an event that names somebody: `nonfinite`, `sample` or `named`."""
+        if event.kind in NAMING:
+            text = event.body.get("text") or event.body.get("names")
+            if isinstance(text, str):
+                self._behind.setdefault(event.step, {}).setdefault(str(event.body.get("signal")), text[:_LONGEST])
+                self._forget(event.step)
         if event.kind != "nonfinite":
             return
         where = str(event.body.get("where", ""))
@@ -77,6 +88,14 @@ class Attribution:
                 known.extend(str(name) for name in names if str(name) not in known)
                 del known[self._names_kept :]
         self._forget(event.step)
+
+    def behind(self, signals: Iterable[str], since_step: int) -> str:
+        """Say who was first named for one of these signals from `since_step` on; "" when nobody was."""
+        for step, told in sorted(self._behind.items()):
+            found = next((told[signal] for signal in signals if signal in told), "") if step >= since_step else ""
+            if found:
+                return found
+        return ""
 
     def culprit(self, since_step: int, kind: str = "nonfinite") -> Culprit:
         """Say who it is by the strongest evidence from `since_step` on; the earliest names win.
@@ -102,7 +121,7 @@ class Attribution:
         self._forget(step)
 
     def _forget(self, step: int) -> None:
-        for table in (self._ranks, self._names, self._largest):
+        for table in (self._ranks, self._names, self._behind, self._largest):
             for old in [known for known in table if known < step - self._keep]:
                 del table[old]
 

@@ -18,7 +18,7 @@ from typing import Any
 from grpo_sentinel.catalog import split_name
 from grpo_sentinel.records import EventRecord, Finding, FindingState, Frame, Mode, Sample
 from grpo_sentinel.rules import profiles
-from grpo_sentinel.rules.attribution import Attribution
+from grpo_sentinel.rules.attribution import NAMING, Attribution
 from grpo_sentinel.rules.board import Board, layout_of
 from grpo_sentinel.rules.lost_peers import tells_of_a_lost_peer
 from grpo_sentinel.rules.message import write
@@ -166,7 +166,7 @@ class Engine:
         view = View(step, event.wall_ns, _nothing, rank=event.rank, event=event.body, event_kind=event.kind)
         for rule in self._by_scope["event"]:
             self._look(self._tracker(rule, "event", None, ""), view, out)
-        if event.kind == "nonfinite":
+        if event.kind in ("nonfinite", *NAMING):
             self._refine(event.wall_ns, out)
         return out
 
@@ -308,6 +308,7 @@ class Engine:
             says = 0 < len(ranks) < len(view.ranks) or len(view.ranks) == 1 or rule.attribution != "nonfinite"
             ranks = culprit.ranks or (ranks if says else ())
             subject = ", ".join(culprit.names) or subject
+        subject = subject or self._attribution.behind(self._signals[rule.name], onset)
         if self._anonymous and len(view.ranks) == 1:  # an event says by itself whose it is
             ranks = ()
         who = tracker.label or entity or ",".join(map(str, ranks)) or "all"
@@ -345,14 +346,16 @@ class Engine:
         return tuple(sorted(ranks))
 
     def _refine(self, wall_ns: int, out: list[Finding]) -> None:
-        """Give findings that already fire the rank and parameter that an event has just named."""
+        """Give findings that already fire the rank, parameter or sample that has just been named."""
         for tracker in self._trackers.values():
-            if tracker.finding is None or not tracker.rule.attribution:
+            if tracker.finding is None:
                 continue
             known = self._roots.get(tracker.finding.finding_id)
-            culprit = self._attribution.culprit(known.onset_step, tracker.rule.attribution)
-            ranks = culprit.ranks or known.ranks
-            subject = ", ".join(culprit.names) or known.subject
+            ranks, subject = known.ranks, known.subject
+            if tracker.rule.attribution:
+                culprit = self._attribution.culprit(known.onset_step, tracker.rule.attribution)
+                ranks, subject = culprit.ranks or ranks, ", ".join(culprit.names) or subject
+            subject = subject or self._attribution.behind(self._signals[tracker.rule.name], known.onset_step)
             if (ranks, subject) == (known.ranks, known.subject):
                 continue
             text = write(

@@ -101,6 +101,26 @@ def test_nan_is_not_judged_by_a_bound() -> None:
     assert engine.abstaining() == {"high": "policy.x is not a number"}
 
 
+def test_a_finding_takes_the_samples_that_are_named_for_one_of_its_signals_before_or_after_it_fires() -> None:
+    text = rule(detect="{kind: nonfinite, counts: [data.out_of_vocabulary]}", message='"{value} on {ranks}: {subject}"')
+    named = event(5, "sample", {"signal": "data.out_of_vocabulary", "text": "row 3 (id q-17)"})
+    row = {"data.out_of_vocabulary": 2.0}
+    engine = engine_of(text)
+    engine.event(named)
+    (found,) = engine.frame(frame(5, row))
+    assert (found.subject, found.message) == ("row 3 (id q-17)", "2 on rank 0: row 3 (id q-17)")
+    engine = engine_of(text)
+    engine.event(event(5, "sample", {"signal": "reward.nonfinite", "text": "row 9"}))
+    (found,) = engine.frame(frame(5, row))
+    assert found.subject == ""
+    (refined,) = engine.event(named)
+    assert (refined.finding_id, refined.subject) == (found.finding_id, "row 3 (id q-17)")
+    engine = engine_of(text)
+    engine.event(named)
+    (found,) = engine.frame(frame(6, row))
+    assert found.subject == "", "that of another step says nothing of this one"
+
+
 def test_a_spike_that_fires_takes_the_rank_and_micro_batch_as_soon_as_one_own_norm_stands_out() -> None:
     engine = engine_of(rule(attribution="own_gradient", cooldown=0))
     first = engine.frame(frame(5, {"policy.x": 9.0}, {"policy.x": 9.0}))
