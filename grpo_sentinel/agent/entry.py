@@ -69,10 +69,10 @@ def attach(
 ) -> Agent | NullAgent:
     """Watch a transformers or TRL trainer, a DeepSpeed engine, or your own loop; on every rank, at the same place.
 
-    With `trainer`, everything is fed from its hooks. With `model` and `optimizer`, the loop calls `observe_*` and
-    `end_step`; a loop that steps several optimizers gives a list of them. With `scheduler` the learning rate is compared
-    with what that last set. `config` is what the loop knows of itself (`vocab_size`, `group_size`, `epsilon_low`,
-    `beta`, `max_grad_norm`, ...). `replicated` says whether every rank holds the same weights (found out for DDP).
+    With `trainer`, everything is fed from its hooks. With `model` and `optimizer` (or a list, where the loop steps
+    several), the loop calls `observe_*` and `end_step`; with `scheduler` the learning rate is compared with what that
+    last set. `config` is what the loop knows of itself (`vocab_size`, `group_size`, `epsilon_low`, `beta`,
+    `max_grad_norm`, ...). `replicated` says whether every rank holds the same weights (found out for DDP).
 
     Never raises: disabled or broken gives a `NullAgent` and one line on stderr. May wait for the other ranks, at most
     about `settings.handshake_seconds`.

@@ -21,6 +21,7 @@ import torch
 from grpo_sentinel.agent.agent import Agent
 from grpo_sentinel.agent.probes.groups import digest, shared_over_ranks
 from grpo_sentinel.agent.probes.model_state import autograd_kept, describe_model, observe_model
+from grpo_sentinel.agent.probes.reward import CallMeter
 from grpo_sentinel.agent.probes.samples import dataset_id
 from grpo_sentinel.integrations.engine_sleep import watch_sleep
 from grpo_sentinel.integrations.reference import ReferenceWatch
@@ -168,7 +169,7 @@ class GrpoFeed(TrainerFeed):
                 self.patches.wrap(function, "forward", self._measured(name))
                 functions.append(function)
             elif asyncio.iscoroutinefunction(function) or asyncio.iscoroutinefunction(type(function).__call__):
-                functions.append(function)  # runs on another thread's loop, several at once: no call of its own to time
+                functions.append(timed_coroutine(function, self.agent.observer.reward_calls, name))
             else:
                 functions.append(self._measured(name)(function))
         self.patches.set(self.trainer, "reward_funcs", functions)
@@ -363,6 +364,20 @@ def _token_ids(trainer: Any) -> dict[str, Any]:
         "unk_id": getattr(tokenizer, "unk_token_id", None),
     }
     return {name: value for name, value in ids.items() if value is not None}
+
+
+def timed_coroutine(function: Any, calls: CallMeter, name: str) -> Any:
+    """Wrap an asynchronous reward function: TRL runs several at once on the loop of another thread, outside the guard.
+
+    What leaves it is counted here and told when it comes out of the training step.
+    """
+
+    @functools.wraps(function)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        with calls.measure(name):
+            return await function(*args, **kwargs)
+
+    return call
 
 
 def _entered(calls: Any, name: str) -> Any:

@@ -5,6 +5,7 @@
 Each writes rank{R}.json: losses and rewards TRL logged, digest and state of the weights, how it ended.
 """
 
+import asyncio
 import hashlib
 import json
 import math
@@ -42,6 +43,11 @@ def vowel_reward(completions, **kwargs):
 
 def long_reward(completions, **kwargs):
     return [float(len(completion[0]["content"]) > 12) for completion in completions]
+
+
+async def async_reward(completions, **kwargs):
+    await asyncio.sleep(0.05)
+    return [float(len(completion[0]["content"]) % 3) for completion in completions]
 
 
 def reward_model(tokenizer):
@@ -138,6 +144,8 @@ def make_trainer(out, options, log):
     if options.get("reward_model"):
         scorers.append(reward_model(tokenizer))
         extra["reward_processing_classes"] = [None, None, tokenizer]
+    if options.get("async_reward"):
+        scorers.append(async_reward)
     if options.get("binary"):
         scorers = [long_reward]
     if options.get("lora"):

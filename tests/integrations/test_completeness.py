@@ -52,7 +52,7 @@ ONE = {
     "everything": {**BASE, **ALL_SETTINGS, "iterations": 2, "reward_model": True, "sampling": True, "completion": 12},
     "bf16": {**BASE, "dtype": "bfloat16", "completion": 100, "steps": 8},  # long enough that some completions end early
     "lora": {**BASE, "lora": True, "binary": True},
-    "no clipping": {"attach": "explicit", "max_grad_norm": 0.0},
+    "no clipping": {"attach": "explicit", "max_grad_norm": 0.0, "async_reward": True},
     "adapter left on": {**BASE, "lora": True, "adapter_left_on": True},
 }
 TWO = {
@@ -133,6 +133,13 @@ def test_gradients_are_read_before_the_update_also_where_the_trainer_does_not_cl
     assert found["gradient.tensors"] == 24
     assert found["gradient.norm_preclip"] == pytest.approx(found["gradient.norm_local"])
     assert found["gradient.clip_coefficient"] == 1
+
+
+def test_an_asynchronous_reward_function_is_timed_and_its_scores_are_read_as_any_others(one):
+    found = newest(one["no clipping"])
+    assert 0.05 <= found["reward.func_latency_seconds[async_reward]"] < 5
+    assert found["reward.func_failures[async_reward]"] == 0
+    assert 0 <= found["reward.func_mean[async_reward]"] <= 2
 
 
 def test_ranks_that_work_on_the_same_samples_are_seen(two):

@@ -1,5 +1,7 @@
-"""What the agent takes from TRL's own configuration, under the names that its versions have given it."""
+"""What the agent takes from TRL's own configuration, and puts around its reward functions, whatever the version."""
 
+import asyncio
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +9,27 @@ import pytest
 pytest.importorskip("trl")
 from trl import GRPOConfig
 
-from grpo_sentinel.integrations.trl import _sampling_weights
+from grpo_sentinel.agent.probes.reward import CallMeter
+from grpo_sentinel.integrations.trl import _sampling_weights, timed_coroutine
 
 pytestmark = pytest.mark.torch
+
+
+def test_an_asynchronous_reward_function_stays_one_and_its_failures_are_counted():
+    async def judge(prompts, completions):
+        if not prompts:
+            raise ValueError("nothing to judge")
+        return [1.0]
+
+    calls = CallMeter()
+    timed = timed_coroutine(judge, calls, "judge")
+    assert inspect.iscoroutinefunction(timed)
+    assert asyncio.run(timed(["p"], completions=["c"])) == [1.0]
+    with pytest.raises(ValueError, match="nothing to judge"):
+        asyncio.run(timed([], ["c"]))
+    found = calls.harvest()
+    assert found["reward.func_failures[judge]"] == 1
+    assert 0 <= found["reward.func_latency_seconds[judge]"] < 5
 
 
 def test_the_cap_of_the_weights_against_the_rollout_engine_and_what_they_are_of(tmp_path):

@@ -30,14 +30,12 @@ class CallMeter:
     @contextmanager
     def measure(self, func: str) -> Iterator[None]:
         """Wrap one call: `with meter.measure("accuracy"): ...`. An exception is counted and passes through."""
-        self._failures.setdefault(func, 0)
-        started = time.perf_counter()
+        started, failed = time.perf_counter(), True
         try:
             yield
-        except BaseException:
-            self._failures[func] += 1
-            raise
+            failed = False
         finally:
+            self._failures[func] = self._failures.get(func, 0) + failed
             self._slowest[func] = max(self._slowest.get(func, 0.0), time.perf_counter() - started)
 
     def harvest(self) -> dict[str, float]:
