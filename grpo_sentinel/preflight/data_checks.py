@@ -23,6 +23,8 @@ from grpo_sentinel.stats import Moments
 
 # controls without \t \n \r; U+FFFD stands for lost text, surrogates cannot be encoded, U+FFFE and U+FFFF are none
 _POISON = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffd-\uffff\ud800-\udfff]")
+_CONTROLS = bytes(code for code in range(128) if _POISON.match(chr(code)))
+_SPACES = b" \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f"  # what str.split() takes for white space
 _NAMES = {"\x00": "NUL", "\ufffd": "U+FFFD"}
 _SPECIAL = (
     r"<\|[a-zA-Z0-9_]{2,40}\|>|</?s>|<(?:bos|eos|pad|unk|mask|start_of_turn|end_of_turn)>|\[/?INST\]|<</?SYS>>"
@@ -82,7 +84,7 @@ class Judge:
         """Judge one row; the order of faults is the order of the checks."""
         faults: Faults = []
         for name in fields.required:
-            if lookup(row, name) is MISSING:
+            if name not in row and lookup(row, name) is MISSING:
                 faults.append(("missing-field", "", name))
         prompt, response = self._texts(row, fields, faults)
         whole = joined(prompt) if prompt else ""
@@ -94,8 +96,10 @@ class Judge:
         if fields.answer:
             self._answer(lookup(row, fields.answer), faults)
         asked = user_text(prompt) if prompt else ""
-        if any(start in asked for start in self._special_starts) and (found := self._special.search(asked)):
-            faults.append(("special-token", asked[max(0, found.start() - 20) :], found[0]))
+        for start in self._special_starts:
+            if start in asked and (found := self._special.search(asked)):
+                faults.append(("special-token", asked[max(0, found.start() - 20) :], found[0]))
+                break
         key = self._repeated(whole, answered, faults) if whole else None
         return Judged(faults, prompt, response, rewards, len(whole) + len(answered), key, bool(faults))
 
@@ -109,7 +113,7 @@ class Judge:
             response = self._response(row, fields, faults)
         elif fields.prompt == "messages":
             prompt, response = split_conversation(prompt)
-        if value is not MISSING and not wrong and not any(text and not text.isspace() for _, text in prompt):
+        if value is not MISSING and not wrong and not _says_something(prompt):
             faults.append(("empty-prompt", "", ""))
         return prompt, response
 
@@ -122,7 +126,7 @@ class Judge:
         response, wrong = texts_of(value)
         if wrong:
             faults.append(("bad-field", wrong, fields.response))
-        elif not any(text and not text.isspace() for _, text in response):
+        elif not _says_something(response):
             faults.append(("empty-response", "", ""))
         return response
 
@@ -138,7 +142,7 @@ class Judge:
             messages, wrong = texts_of(one)
             if wrong:
                 faults.append(("bad-field", wrong, fields.response))
-            elif not any(text.strip() for _, text in messages):
+            elif not _says_something(messages):
                 faults.append(("empty-response", "", ""))
             out += messages
         return out
@@ -149,8 +153,10 @@ class Judge:
         value = lookup(row, fields.reward)
         if value is MISSING:
             return []
-        out = []
         low, high = self._limits.reward_low, self._limits.reward_high
+        if low is high is None and type(value) is float and math.isfinite(value):
+            return [value]  # nearly always: nothing to say
+        out = []
         for one in value if isinstance(value, list) else (value,):
             number = _number(one)
             if number is None:
@@ -164,7 +170,11 @@ class Judge:
         return out
 
     def _poison(self, part: str, text: str, faults: Faults) -> None:
-        if text.isprintable() and "\ufffd" not in text:  # several times faster than the search
+        if text.isascii():  # a table of bytes, ten times faster than the search
+            raw = text.encode()
+            if len(raw.translate(None, _CONTROLS)) == len(raw):
+                return
+        elif text.isprintable() and "\ufffd" not in text:
             return
         found = _POISON.search(text)
         if found:
@@ -190,6 +200,13 @@ class Judge:
         return key
 
 
+def _says_something(messages: Messages) -> bool:
+    for _, text in messages:  # noqa: SIM110 - a generator takes three times as long, and every row comes by here
+        if text and not text.isspace():
+            return True
+    return False
+
+
 class Seen:
     """Hashes of the rows so far, in bounded memory."""
 
@@ -212,6 +229,8 @@ class Seen:
 
 def prompt_hash(text: str) -> int:
     """Hash a prompt so that case and white space do not matter; 61 bits, good for this process only."""
+    if text.isascii():  # the hash of bytes is that of the same text
+        return hash(text.encode().lower().translate(None, _SPACES))
     return hash("".join(text.lower().split()))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class Lengths:
     """A histogram with 32 buckets an octave: at most about 2,000 of them, whatever comes."""
@@ -27,6 +30,18 @@ class Lengths:
         self._count += other._count
         self._sum += other._sum
         self._highest = max(self._highest, other._highest)
+
+    def as_json(self) -> list[Any]:
+        """Give it as what JSON can hold."""
+        return [list(self._buckets.items()), self._count, self._sum, self._highest]
+
+    @staticmethod
+    def from_json(given: Sequence[Any]) -> Lengths:
+        """Make it of what `as_json` gave."""
+        made = Lengths()
+        made._buckets = {int(bucket): count for bucket, count in given[0]}
+        made._count, made._sum, made._highest = given[1:]
+        return made
 
     def quantile(self, share: float) -> int | None:
         """The lower edge of the bucket in which that share is reached; None when nothing was counted."""

@@ -113,13 +113,14 @@ def texts_of(value: Any) -> tuple[Messages, str]:
         return [], f"expected text or messages, got {type(value).__name__}"
     out: Messages = []
     for one in value:
-        if not isinstance(one, Mapping) or "role" not in one:
+        if (type(one) is not dict and not isinstance(one, Mapping)) or "role" not in one:
             return out, f"a message needs role and content, got {type(one).__name__}"
         content = one.get("content")
-        if isinstance(content, list):  # parts, as with images
-            content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
-        if content is not None and not isinstance(content, str):
-            return out, f"content is {type(content).__name__}, not text"
+        if type(content) is not str:
+            if isinstance(content, list):  # parts, as with images
+                content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+            if content is not None and not isinstance(content, str):
+                return out, f"content is {type(content).__name__}, not text"
         out.append((str(one["role"]), content or ""))
     return out, ""
 

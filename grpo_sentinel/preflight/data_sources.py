@@ -206,7 +206,6 @@ def _zstandard(source: str, raw: BinaryIO) -> BinaryIO:
 def _json(
     source: str, stream: BinaryIO, tick: Callable[[], None], number: int = 0, first: bytes = b""
 ) -> Iterator[Row]:  # fmt: skip
-    loads = json.loads
     try:
         for line in _lines(stream):
             number += 1
@@ -224,7 +223,7 @@ def _json(
                 yield Row(source, number, None, None, reason, "unreadable")
                 continue
             try:
-                value = loads(line)
+                value = _decoded(line)
             except UnicodeDecodeError as error:
                 yield Row(source, number, None, line, f"not UTF-8: {error.reason} at byte {error.start}", "encoding")
                 continue
@@ -238,6 +237,21 @@ def _json(
     except (EOFError, OSError, ValueError) as error:  # a compressed file that is cut or damaged
         yield Row(source, number + 1, None, None, f"the file ends in error: {error}", "unreadable")
     tick()
+
+
+_scan: Any = json.JSONDecoder().__dict__["scan_once"]
+
+
+def _decoded(line: bytes) -> Any:
+    """Decode one line as json.loads does, in half the time where nothing is wrong with it; raises what that raises."""
+    try:
+        text = line.decode("utf-8", "surrogatepass").strip(" \t\r\n")
+        value, end = _scan(text, 0)
+        if end == len(text):
+            return value
+    except (ValueError, StopIteration):
+        pass
+    return json.loads(line)  # says what is wrong, and knows byte order marks
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.data_frames import Chat, Frames
 from grpo_sentinel.preflight.data_shapes import Messages, joined
 
 _NO_LIMIT = 1_000_000  # transformers writes 1e30 for "no limit"
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(NamedTuple):
     """One sample in tokens: all of them, those of the prompt, and what is wrong as (code, text)."""
 
     total: int
@@ -54,6 +53,7 @@ class Encoder:
         self.has_template = bool(template)
         self._fast: Callable[[Any], Any] | None = None
         self._tried = False
+        self._frames = Frames(self._template)
         self.bos: int | None = getattr(self._rich, "bos_token_id", None)
         self._bos_text = str(getattr(self._rich, "bos_token", "") or "")
 
@@ -73,31 +73,38 @@ class Encoder:
 
     def encode(self, samples: Sequence[tuple[Messages, Messages]]) -> list[Tokens]:
         """Count tokens of (prompt, response) as the trainer would make them, without truncation."""
-        prompts, faults, templated = [], [], []
-        for prompt, _ in samples:
-            chat = bool(prompt) and bool(prompt[0][0])
-            text, wrong = self._render(prompt) if chat else (joined(prompt) if prompt else "", "")
+        prompts: list[str] = []
+        chats: list[int] = []
+        plain: list[int] = []
+        answers: list[int] = []
+        faults: dict[int, list[tuple[str, str]]] = {}
+        for index, (prompt, response) in enumerate(samples):
+            if prompt and prompt[0][0]:
+                text, wrong = self._render(prompt)
+                if wrong:
+                    faults[index] = [("template", wrong)]
+                (chats if self.has_template else plain).append(index)
+            else:
+                text = joined(prompt) if prompt else ""
+                plain.append(index)
             prompts.append(text)
-            templated.append(chat and self.has_template)
-            faults.append([("template", wrong)] if wrong else [])
+            if response:
+                answers.append(index)
         ids: list[Any] = [()] * len(prompts)
-        for chat in (True, False):  # a template writes its own BOS; trainers add none to what it gives
-            places = [index for index, one in enumerate(templated) if one is chat]
-            for index, row in zip(places, self._ids([prompts[i] for i in places], special=not chat), strict=True):
+        for places, special in ((chats, False), (plain, True)):  # a template writes its own BOS; trainers add none
+            for index, row in zip(places, self._ids([prompts[i] for i in places], special=special), strict=True):
                 ids[index] = row
-        answers = [index for index, (_, response) in enumerate(samples) if response]
-        lengths = dict(
-            zip(answers, map(len, self._ids([joined(samples[i][1]) for i in answers], special=False)), strict=True)
-        )
-        out = []
-        for index, row in enumerate(ids):
-            size = len(row)
-            if self._begins_twice(prompts[index], row):
-                faults[index].append(("doubled-bos", prompts[index]))
+        sizes = [len(row) for row in ids]
+        totals = sizes.copy()
+        responses = self._ids([joined(samples[index][1]) for index in answers], special=False)
+        for index, row in zip(answers, responses, strict=True):
+            totals[index] += len(row)
+        for index, size in enumerate(sizes):
+            if self._begins_twice(prompts[index], ids[index]):
+                faults.setdefault(index, []).append(("doubled-bos", prompts[index]))
             if not size and prompts[index] and not prompts[index].isspace():
-                faults[index].append(("empty-prompt", "nothing is left of it after tokenisation"))
-            out.append(Tokens(size + lengths.get(index, 0), size, tuple(faults[index])))
-        return out
+                faults.setdefault(index, []).append(("empty-prompt", "nothing is left of it after tokenisation"))
+        return [Tokens(totals[index], size, tuple(faults.get(index, ()))) for index, size in enumerate(sizes)]
 
     def _begins_twice(self, text: str, row: Any) -> bool:
         """Two BOS at the start; the ids are made into a list only where the text itself begins with one."""
@@ -106,19 +113,23 @@ class Encoder:
         return list(_list_of(row)[:2]) == [self.bos, self.bos]
 
     def _render(self, prompt: Messages) -> tuple[str, str]:
+        """Text of a conversation as the template writes it, and what the template raised."""
         if not self.has_template:
             return joined(prompt), ""
-        chat = [{"role": role, "content": text} for role, text in prompt]
         try:
-            if self._fast is not None:
-                return str(self._fast(chat)), ""
-            text = self._rich.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-            if not self._tried:
-                self._tried = True
-                self._fast = _fast_template(self._rich, chat, str(text))
+            return self._frames.text(prompt), ""
         except Exception as error:  # noqa: BLE001 - a template may raise anything
             return joined(prompt), f"{type(error).__name__}: {error}"
-        return str(text), ""
+
+    def _template(self, chat: Chat) -> str:
+        """Render by the template itself."""
+        if self._fast is not None:
+            return str(self._fast(chat))
+        text = str(self._rich.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+        if not self._tried:
+            self._tried = True
+            self._fast = _fast_template(self._rich, chat, text)
+        return text
 
     def _ids(self, texts: list[str], *, special: bool) -> list[Any]:
         """Something with a length for each text: an Encoding, whose ids are not copied, or a list of ids."""

@@ -35,19 +35,20 @@ def remedies_of_rule(name: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _table() -> dict[str, dict[str, Any]]:
-    return _read(resources.files(__package__).joinpath("remedies.yaml").read_text(encoding="utf-8"))
+    table: dict[str, dict[str, Any]] = yaml.safe_load(_files().joinpath("remedies.yaml").read_text(encoding="utf-8"))
+    return table
 
 
 @lru_cache(maxsize=len(LAYERS))
 def _catalogue(layer: str) -> str:
-    entry = resources.files(__package__).joinpath("catalogue", f"{layer}.yaml")
-    return entry.read_text(encoding="utf-8") if entry.is_file() else ""
+    entry = _files().joinpath("catalogue").joinpath(f"{layer}.yaml")
+    return str(entry.read_text(encoding="utf-8")) if entry.is_file() else ""
 
 
 @lru_cache(maxsize=len(LAYERS))
 def _rules(layer: str) -> dict[str, tuple[str, ...]]:
-    return {rule["name"]: tuple(rule["remedies"]) for rule in _read(_catalogue(layer))["rules"]}
+    return {rule["name"]: tuple(rule["remedies"]) for rule in yaml.safe_load(_catalogue(layer))["rules"]}
 
 
-def _read(text: str) -> Any:
-    return yaml.safe_load(text)
+def _files() -> Any:
+    return resources.files("grpo_sentinel.rules")

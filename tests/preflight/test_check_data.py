@@ -189,7 +189,7 @@ def test_zstd_without_anything_that_reads_it_is_one_sentence(tmp_path: Path, mon
 def test_several_processes_report_exactly_what_one_does(tmp_path: Path, monkeypatch: Any) -> None:
     from grpo_sentinel.preflight import data_parallel
 
-    monkeypatch.setattr(data_parallel.parts_of, "__defaults__", (4_000,))
+    monkeypatch.setattr(data_parallel, "_SMALLEST_PART", 4_000)
     rows: list[Any] = [{"prompt": f"what is {n}, then?", "answer": str(n), "reward": (n % 8) / 8} for n in range(900)]
     rows[300:300] = BROKEN.values()
     rows[880] = rows[2]
@@ -201,7 +201,7 @@ def test_several_processes_report_exactly_what_one_does(tmp_path: Path, monkeypa
     held = write(tmp_path / "eval.jsonl", [{"prompt": "what is 77, then?"}])
     options = DataOptions(limits=Limits(reward_low=0, reward_high=1, max_length=300), evaluation=(held,))
     files = [first, second, str(tmp_path / "c.json")]
-    assert len(data_parallel.parts_of(tuple(files))) > 8
+    assert len(data_parallel.parts_of(tuple(files), 3)) > 8
     one = check_data(files, options).to_json()
     many = check_data(files, replace(options, jobs=3)).to_json()
     for body in (one, many):
@@ -221,6 +221,39 @@ def test_a_process_of_jobs_that_dies_is_one_sentence(tmp_path: Path, monkeypatch
     monkeypatch.setattr(data, "read_part", lambda part: os._exit(9))
     with pytest.raises(SentinelError, match="--jobs 1"):
         check_data([path], DataOptions(jobs=2))
+
+
+def test_a_file_that_cannot_be_read_in_a_process_of_jobs_is_one_sentence(tmp_path: Path, monkeypatch: Any) -> None:
+    from grpo_sentinel.preflight import data
+
+    def refuse(part: Any) -> Any:
+        raise SentinelError(f"cannot read {part.source}: it went away; give a readable file")
+
+    path = write(tmp_path / "a.jsonl", good())
+    monkeypatch.setattr(data, "read_part", refuse)
+    with pytest.raises(SentinelError, match="it went away"):
+        check_data([path], DataOptions(jobs=2))
+
+
+def test_a_frame_of_the_template_gives_the_templates_own_text_or_is_given_up() -> None:
+    from grpo_sentinel.preflight.data_frames import Frames
+
+    def plain(messages: list[dict[str, str]]) -> str:
+        return "".join(f"[{m['role']}]{m['content'].strip()}[end]\n" for m in messages) + "[assistant]"
+
+    def moody(messages: list[dict[str, str]]) -> str:
+        return plain(messages) + ("!" if "why" in messages[-1]["content"] else "")
+
+    def chats(number: int) -> list[tuple[str, str]]:
+        asked = ["what?", " what? ", "", "a<b>c", "why?", "\u3000什么", "x" * 300][number % 7]
+        return [("system", "be careful"), ("user", asked)][number % 3 == 0 :]
+
+    for render in (plain, moody):
+        frames = Frames(render)
+        for number in range(400):
+            messages = chats(number)
+            wanted = render([{"role": role, "content": text} for role, text in messages])
+            assert frames.text(messages) == wanted
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
