@@ -56,6 +56,14 @@ class NullAgent:
     def observe_rewards(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
+    @contextmanager
+    def scoring(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Run the block and nothing else."""
+        yield
+
+    def observe_model(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
     def observe_policy(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 

@@ -5,7 +5,8 @@ Every argument may be absurd: it is refused in a sentence and left out, and the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from grpo_sentinel.agent.capture.capture import Capture
 from grpo_sentinel.agent.core import Core, Outcome
 from grpo_sentinel.agent.guard import Guard
 from grpo_sentinel.agent.observing import DATA_NAMES, DATA_NUMBERS, POLICY_NAMES, POLICY_TENSORS, REWARD_NAMES, Observer
+from grpo_sentinel.agent.probes.model_state import observe_model
 from grpo_sentinel.agent.step_vote import StepVote
-from grpo_sentinel.records import Kind
+from grpo_sentinel.records import Kind, Phase
 
 _OPTIMIZER_NAMES = frozenset({"scaler", "engine", "scheduler", "learning_rate_expected"})
 
@@ -35,6 +37,14 @@ class Observations:
 
     def vote(self) -> Outcome:
         """Vote on this step's update."""
+        raise NotImplementedError
+
+    def enter(self, phase: Phase | None) -> None:
+        """Begin a phase."""
+        raise NotImplementedError
+
+    def leave(self, phase: Phase | None) -> None:
+        """End a phase."""
         raise NotImplementedError
 
     def _begin(self) -> None:
@@ -71,6 +81,7 @@ class Observations:
     def observe_rewards(self, rewards: Any, **details: Any) -> None:
         """Look at raw rewards: a tensor (B x F) with `func_names`, or a mapping of function name to B scores.
 
+        With `prompts_B` (texts or ids) also at the groups: one prompt each, with `completions_B` duplicates in them.
         None counts as NaN. `group_size` adjacent rows belong to one prompt; see `probes.reward.observe` for the rest.
         """
         self._begin()
@@ -83,6 +94,33 @@ class Observations:
                 self.guard.essential("capture", self.capture.rewards, values, rewards)
             self._vote.vitals.note_generation(values)
             self._push(values, Kind.GENERATION)
+
+    @fails_open(nullcontext)
+    @contextmanager
+    def scoring(self, func: str) -> Iterator[None]:
+        """Time the call of a reward function, count it as failed when it raises: `with agent.scoring("accuracy"):`."""
+        self.enter(Phase.REWARD)
+        try:
+            with self.observer.reward_calls.measure(arguments.text(func)):
+                yield
+        finally:
+            self.leave(Phase.REWARD)
+
+    @fails_open()
+    def observe_model(
+        self, name: str, model: torch.nn.Module, *, output: Any = None, adapters: bool | None = None
+    ) -> None:
+        """Look at the state of a reward model, or of the reference model (then `name` is "reference").
+
+        Modes, dropout, trainable parameters, dtypes, devices, adapters, the head's bias; with `output`, what its pass
+        returned, whether that keeps its graph. `adapters` says whether adapters should be on. To be called where its
+        pass is made; thinned like other costly probes.
+        """
+        model = arguments.kind_of(self.guard, "observe_model(model", model, torch.nn.Module, "give a torch.nn.Module")
+        if model is not None and self.observer.recording and self.observer.full:
+            details = {"scores": output, "adapters": adapters}
+            known = self.guard.run("reward model", observe_model, arguments.text(name), model, **details)
+            self.observer.known(known or {})
 
     @fails_open()
     def observe_policy(self, **tensors: Any) -> None:

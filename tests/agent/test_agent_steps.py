@@ -1,5 +1,6 @@
 """The agent on a loop of one process: scaler skips, bounds, phases, its own time."""
 
+import math
 import types
 
 import pytest
@@ -10,8 +11,9 @@ torch = pytest.importorskip("torch")
 from ranks import Segment  # noqa: E402
 
 from grpo_sentinel.agent import Settings, attach  # noqa: E402
+from grpo_sentinel.agent.probes.groups import digest  # noqa: E402
 from grpo_sentinel.protocol import RankReader, run_dir, write_control  # noqa: E402
-from grpo_sentinel.records import Action, ControlWord, Phase  # noqa: E402
+from grpo_sentinel.records import Action, ControlWord, Kind, Phase  # noqa: E402
 
 
 class Loop:
@@ -209,6 +211,36 @@ def test_without_a_ring_nothing_is_read_but_the_gate_still_judges(tmp_path, monk
     assert watched.step(float("nan")).skipped
     assert torch.equal(before, watched.net.weight)
     watched.agent.close()
+
+
+def test_a_loop_gives_groups_calls_of_reward_functions_and_the_state_of_its_models(tmp_path, monkeypatch):
+    loop = Loop(tmp_path, monkeypatch)
+    judge = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1))
+    loop.agent.begin_step(1)
+    with loop.agent.scoring("accuracy"):
+        scores = [1.0, 0.0, math.nan, 1.0]
+    with pytest.raises(ZeroDivisionError), loop.agent.scoring("format"):
+        1 / 0  # noqa: B018
+    loop.agent.observe_rewards(
+        {"accuracy": scores}, prompts_B=["a", "b", "c", "c"], completions_B=["x", "x", "y", "z"], group_size=2
+    )
+    loop.agent.observe_model("reference", judge, output=judge(torch.ones(1, 4)))
+    loop.step()
+    segment = loop.segment()
+    (batch,) = [record.values for record in segment.records if record.kind is Kind.GENERATION]
+    assert batch["data.mixed_groups"] == 1
+    assert batch["data.duplicate_completion_ratio"] == 0.25
+    assert batch["reward.func_failures[format]"] == 1
+    assert batch["reward.func_failures[accuracy]"] == 0
+    assert 0 <= batch["reward.func_latency_seconds[accuracy]"] < 5
+    step = segment.steps()[1]
+    assert step["reward.model_training_modules[reference]"] == 3
+    assert step["reward.model_active_dropouts[reference]"] == 1
+    assert step["reward.model_autograd[reference]"] == 1
+    (sample,) = segment.of("sample")
+    assert sample["samples"][0]["row"] == 2
+    assert sample["samples"][0]["prompt_digest"] == digest("c")
+    assert step["time.phase_seconds[reward]"] >= 0
 
 
 def test_a_loop_with_two_optimizers_is_watched_as_one(tmp_path, monkeypatch):

@@ -76,10 +76,11 @@ def test_the_null_agent_has_every_public_method_of_the_agent():
     pytest.importorskip("torch")
     from grpo_sentinel.agent import Agent
 
-    for_loops = {n for n in vars(Agent) if n.startswith("observe_") or n in ("phase", "end_step", "event", "close")}
+    others = ("phase", "scoring", "end_step", "event", "close")
+    for_loops = {n for n in dir(Agent) if n.startswith("observe_") or n in others}
     assert {*for_loops, "checkpoint_saved", "__enter__", "__exit__"} <= set(vars(NullAgent))
     with NullAgent("off") as agent:
-        with agent.phase("generate"):
+        with agent.phase("generate"), agent.scoring("accuracy"):
             agent.observe_data({"input_ids": None})
         assert agent.end_step(3) == Verdict()
         assert agent.active is False
