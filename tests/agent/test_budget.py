@@ -123,7 +123,7 @@ class Step:
         self.optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("settings", [{}, {"local_gradients": "always"}])
+@pytest.mark.parametrize("settings", [{}, {"local_gradients": "always", "activations_every": 1}])
 def test_synchronising_calls_per_step_are_three_whatever_the_models_size(syncs, monkeypatch, settings):
     monkeypatch.setattr(Observer, "must_wait", property(lambda self: True))
     counts = {}
@@ -162,7 +162,7 @@ def test_a_micro_batch_costs_as_many_calls_however_many_came_before_it_in_the_st
 
 
 def test_no_user_tensor_is_kept_after_the_step(tmp_path):
-    step = Step(2, local_gradients="always")
+    step = Step(2, local_gradients="always", activations_every=1)
     kept = []
     batch = {name: torch.randint(0, 50, (4, 6)) for name in ("completion_ids", "prompt_ids")}
     batch |= {f"{name[:-4]}_mask": torch.ones(4, 6, dtype=torch.long) for name in tuple(batch)}
