@@ -221,7 +221,9 @@ class AlertmanagerConfig(Section):
     timeout_seconds: float = Field(5.0, gt=0, le=60, description="longest wait for an answer")
     token_env: str | None = Field(None, description="environment variable that holds a bearer token")
     token_file: str | None = Field(None, description="file that holds a bearer token")
-    page_url: str | None = Field(None, description="address of the sidecar's page, for the link in an alert")
+    page_url: str | None = Field(
+        None, description="address of the sidecar's page, for the link in an alert; default where it listens"
+    )
     labels: dict[str, str] = Field(
         default_factory=dict, description="labels of every alert, the same as external_labels of your Prometheus"
     )
@@ -239,7 +241,9 @@ class WebhookConfig(Section):
     group_wait_seconds: float = Field(1.0, ge=0, description="wait for consequences before a new group is sent")
     group_interval_seconds: float = Field(30.0, ge=0, description="least time between two messages about one group")
     timeout_seconds: float = Field(5.0, gt=0, le=60, description="longest wait for an answer")
-    page_url: str | None = Field(None, description="address of the sidecar's page, for the link in a message")
+    page_url: str | None = Field(
+        None, description="address of the sidecar's page, for the link in a message; default where it listens"
+    )
 
 
 class NoteRoute(Section):
@@ -273,7 +277,9 @@ class NotifyConfig(Section):
         pattern=r"^([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d$",
         description="time of day in UTC, as 22:00-07:00, in which only critical findings are sent; others wait",
     )
-    page_url: str | None = Field(None, description="address of the sidecar's page, for the link in a message")
+    page_url: str | None = Field(
+        None, description="address of the sidecar's page, for the link in a message; default where it listens"
+    )
     note: NoteRoute = NoteRoute()
     warning: WarningRoute = WarningRoute()
     critical: CriticalRoute = CriticalRoute()

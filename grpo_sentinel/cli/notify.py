@@ -51,7 +51,7 @@ def _channels(sinks: SinksConfig) -> Iterator[tuple[str, Callable[[str], str]]]:
     """Name every channel with a function that sends and gives what went wrong."""
     from grpo_sentinel.clock import SystemClock
     from grpo_sentinel.sinks.alertmanager import AlertmanagerSink
-    from grpo_sentinel.sinks.notify import channels
+    from grpo_sentinel.sinks.notify import open_notify
     from grpo_sentinel.sinks.webhook import make_webhook
 
     clock = SystemClock()
@@ -63,7 +63,8 @@ def _channels(sinks: SinksConfig) -> Iterator[tuple[str, Callable[[str], str]]]:
         yield "webhook", lambda severity: _try(webhook, severity, "messages_total")
     if sinks.notify.enabled:
         awake = sinks.notify.model_copy(update={"group_wait_seconds": 0, "quiet_hours": None})
-        for channel in channels(awake, clock):
+        notify = open_notify(awake, clock)
+        for channel in notify.channels:
             yield channel.name, lambda severity, one=channel: _try(one, severity, "messages_total")  # type: ignore[misc]
 
 

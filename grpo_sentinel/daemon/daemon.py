@@ -97,7 +97,9 @@ class Daemon:
         self.url = ""
 
         self._rules = parts.rules(config, self.say)
-        self._sinks = parts.Sinks(config, self._state, self._node, self._clock)
+        self._sinks = parts.Sinks(
+            config, self._state, self._node, self._clock, lambda: parts.for_others(self.url, self._node)
+        )
         self._incidents = parts.incidents(
             config, self._state, self._node, self._clock, self._sinks.history_path, self._evidence, self._stacks
         )

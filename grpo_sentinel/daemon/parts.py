@@ -26,7 +26,7 @@ from grpo_sentinel.records import Action, RankIdentity, Sample
 from grpo_sentinel.rules.load import load_rules
 from grpo_sentinel.rules.rule import RuleSet
 from grpo_sentinel.scrub import learn
-from grpo_sentinel.sinks.base import Sink, SinkContext, enabled, load_factory
+from grpo_sentinel.sinks.base import Page, Sink, SinkContext, enabled, load_factory, no_page
 from grpo_sentinel.sinks.fanout import FanOut
 from grpo_sentinel.sinks.prometheus import MetricsRenderer
 from grpo_sentinel.sinks.worker import SinkState
@@ -138,10 +138,10 @@ def incidents(
 class Sinks:
     """The fan-out with the sinks that are switched on, and the renderer behind /metrics."""
 
-    def __init__(self, config: Config, state: Path, node: str, clock: Clock) -> None:
+    def __init__(self, config: Config, state: Path, node: str, clock: Clock, page: Page = no_page) -> None:
         self.history_path = history_path(state, node)
         self.metrics = MetricsRenderer(config.sinks.prometheus, clock) if config.sinks.prometheus.enabled else None
-        context = SinkContext(run_id="", node=node, state_dir=state, clock=clock, config=config.sinks)
+        context = SinkContext(run_id="", node=node, state_dir=state, clock=clock, config=config.sinks, page=page)
         factories: dict[str, Callable[[], Sink]] = {}
         for name in enabled(config.sinks):
             factories[name] = partial(load_factory(name), context)
@@ -180,6 +180,13 @@ def _external(name: str, context: SinkContext) -> Sink:
 
 def _given(sink: Sink) -> Sink:
     return sink
+
+
+def for_others(url: str, node: str) -> str:
+    """Give the address of a page as others may use it: one that listens everywhere is found under the node's name."""
+    for everywhere in ("//0.0.0.0:", "//[::]:"):
+        url = url.replace(everywhere, f"//{node}:")
+    return url
 
 
 def serve(config: Config, state: WebState, say: Say) -> WebServer | None:

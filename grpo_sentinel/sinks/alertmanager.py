@@ -15,7 +15,7 @@ from typing import Any
 from grpo_sentinel.clock import Clock
 from grpo_sentinel.config import AlertmanagerConfig
 from grpo_sentinel.records import Finding, FindingState, Severity
-from grpo_sentinel.sinks.base import SinkContext
+from grpo_sentinel.sinks.base import Page, SinkContext, no_page
 from grpo_sentinel.sinks.notify_sender import Backoff
 from grpo_sentinel.sinks.notify_text import annotations_of, labels_of, rfc3339
 from grpo_sentinel.sinks.webhook_http import DeliveryError, Secret, post_json
@@ -30,7 +30,7 @@ Key = tuple[tuple[str, str], ...]
 
 def make(context: SinkContext) -> AlertmanagerSink:
     """Make the sink; nothing is asked of the server yet."""
-    return AlertmanagerSink(context.config.alertmanager, context.clock)
+    return AlertmanagerSink(context.config.alertmanager, context.clock, context.page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class _Alert:
 class AlertmanagerSink:
     """Posts alerts; a dead server costs one bounded try now and then."""
 
-    def __init__(self, config: AlertmanagerConfig, clock: Clock) -> None:
-        self._config, self._clock = config, clock
+    def __init__(self, config: AlertmanagerConfig, clock: Clock, page: Page = no_page) -> None:
+        self._config, self._clock, self._page = config, clock, page
         self._at_least = Severity[config.severity.upper()]
         self._url = config.url.rstrip("/") + "/api/v2/alerts"
         self._token = Secret(config.token_env, config.token_file)
@@ -129,7 +129,8 @@ class AlertmanagerSink:
             "startsAt": rfc3339(min(alert.starts_ns, ends_ns)),
             "endsAt": rfc3339(ends_ns),
         }
-        return body | ({"generatorURL": self._config.page_url} if self._config.page_url else {})
+        page = self._config.page_url or self._page()
+        return body | ({"generatorURL": page} if page else {})
 
     def problem(self) -> str:
         """Say why the newest post failed, "" when it did not."""

@@ -37,6 +37,15 @@ class Sink(Protocol):
         ...
 
 
+Page = Callable[[], str]
+"""Gives the address of the sidecar's page, "" while there is none: sinks are made before it is served."""
+
+
+def no_page() -> str:
+    """There is no page."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
     """What a factory may need to make its sink."""
@@ -47,6 +56,7 @@ class SinkContext:
     clock: Clock
     config: SinksConfig
     settings: Mapping[str, Any] = field(default_factory=dict)  # of a sink from elsewhere
+    page: Page = no_page
 
 
 Factory = Callable[[SinkContext], Sink]

@@ -4,33 +4,35 @@
     notify.warning   warnings and worse   ─┼─▶ URLs from environment variables or files ─▶ slack://, mailto://, ...
     notify.critical  critical only        ─┘
 
-apprise costs 1.5 s and 50 MiB to load, so it is imported when the sink is made, in the sink's own thread.
+apprise itself lives in a process of its own, see `notify_process`.
 """
 
 from __future__ import annotations
 
-import logging
+import importlib.util
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from itertools import zip_longest
 
 from grpo_sentinel.clock import Clock
 from grpo_sentinel.config import NotifyConfig
 from grpo_sentinel.errors import ConfigError
 from grpo_sentinel.records import Severity
 from grpo_sentinel.sinks import notify_text
-from grpo_sentinel.sinks.base import SinkContext
+from grpo_sentinel.sinks.base import Page, SinkContext, no_page
 from grpo_sentinel.sinks.notify_groups import Groups, Notification
-from grpo_sentinel.sinks.notify_sender import Notifier, Send
+from grpo_sentinel.sinks.notify_process import AppriseProcess
+from grpo_sentinel.sinks.notify_sender import Notifier
 from grpo_sentinel.sinks.webhook_http import DeliveryError, Secret
 from grpo_sentinel.views import SinkBatch
 
 
 def make(context: SinkContext) -> NotifySink:
-    """Make the sink; raises `ConfigError` when no URL is given or apprise is not installed."""
-    return NotifySink(channels(context.config.notify, context.clock))
+    """Make the sink; raises `ConfigError` when no URL is given, one is not taken, or apprise is not installed."""
+    return open_notify(context.config.notify, context.clock, context.page)
 
 
-def channels(config: NotifyConfig, clock: Clock) -> list[Notifier]:
+def open_notify(config: NotifyConfig, clock: Clock, page: Page = no_page) -> NotifySink:
     """Make one notifier for every URL of every route."""
     urls = [
         (Severity[name.upper()], url)
@@ -39,46 +41,35 @@ def channels(config: NotifyConfig, clock: Clock) -> list[Notifier]:
     ]
     if not urls:
         raise ConfigError("sinks.notify has no URL: set GRPO_SENTINEL_NOTIFY_URLS or give urls_file of a route")
-    return [_channel(number, severity, url, config, clock) for number, (severity, url) in enumerate(urls, 1)]
-
-
-def _channel(number: int, severity: Severity, url: str, config: NotifyConfig, clock: Clock) -> Notifier:
-    name = f"{url.partition('://')[0][:20]} (channel {number})"
-    groups = Groups(
-        wait_seconds=config.group_wait_seconds,
-        interval_seconds=config.group_interval_seconds,
-        at_least=severity,
-        quiet=quiet(config.quiet_hours),
-    )
-    return Notifier(name, groups, apprise_sender(name, url, config), clock)
-
-
-def apprise_sender(name: str, url: str, config: NotifyConfig) -> Send:
-    """Load apprise and make the function that sends through one URL; raises `ConfigError` for one it cannot take."""
-    try:
-        import apprise
-    except ImportError as error:
-        raise ConfigError("sinks.notify needs apprise: pip install apprise") from error
-    logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its warnings quote parts of URLs
-    bounded = f"{url}{'&' if '?' in url else '?'}cto={config.timeout_seconds:g}&rto={config.timeout_seconds:g}"
-    service: Any = apprise.Apprise.instantiate(bounded)
-    if service is None:
-        raise ConfigError(f"apprise cannot take the URL of {name}; see its documentation of that service")
-
-    def send(notification: Notification) -> None:
-        kind = apprise.NotifyType.SUCCESS
-        if notification.firing:
-            grave = notification.severity is Severity.CRITICAL
-            kind = apprise.NotifyType.FAILURE if grave else apprise.NotifyType.WARNING
-        text = notify_text.body(notification, config.page_url or "")
-        try:
-            taken = service.notify(title=notify_text.title(notification), body=text, notify_type=kind)
-        except Exception as error:  # noqa: BLE001 - two hundred plug-ins, each with its own; the text may hold a secret
-            raise DeliveryError(f"{name}: {type(error).__name__}") from None
+    if importlib.util.find_spec("apprise") is None:
+        raise ConfigError("sinks.notify needs apprise: pip install apprise")
+    process = AppriseProcess([url for _, url in urls], config.timeout_seconds)
+    names = [f"{url.partition('://')[0][:20]} (channel {number})" for number, (_, url) in enumerate(urls, 1)]
+    for name, taken in zip_longest(names, process.taken()):
         if not taken:
-            raise DeliveryError(f"{name}: the message was not taken")
+            process.close()
+            raise ConfigError(f"apprise cannot take the URL of {name}; see its documentation of that service")
+    channels = []
+    for number, (severity, _) in enumerate(urls):
+        groups = Groups(
+            wait_seconds=config.group_wait_seconds,
+            interval_seconds=config.group_interval_seconds,
+            at_least=severity,
+            quiet=quiet(config.quiet_hours),
+        )
+        send = partial(_send, process, number, names[number], lambda: config.page_url or page())
+        channels.append(Notifier(names[number], groups, send, clock))
+    return NotifySink(channels, process)
 
-    return send
+
+def _send(process: AppriseProcess, number: int, name: str, page: Page, notification: Notification) -> None:
+    kind = "success"
+    if notification.firing:
+        kind = "failure" if notification.severity is Severity.CRITICAL else "warning"
+    text = notify_text.body(notification, page())
+    problem = process.send(number, notify_text.title(notification), text, kind)
+    if problem:
+        raise DeliveryError(f"{name}: {problem}")
 
 
 def quiet(hours: str | None) -> Callable[[int], bool]:
@@ -97,32 +88,34 @@ def quiet(hours: str | None) -> Callable[[int], bool]:
 class NotifySink:
     """All channels of apprise as one sink; a dead channel keeps none of the others waiting but by its time-out."""
 
-    def __init__(self, channels: list[Notifier]) -> None:
-        self._channels = channels
+    def __init__(self, channels: list[Notifier], process: AppriseProcess) -> None:
+        self.channels, self._process = channels, process
 
     def write(self, batch: SinkBatch) -> None:
         """Hand the batch to every channel."""
-        for channel in self._channels:
+        for channel in self.channels:
             channel.write(batch)
 
     def tick(self) -> None:
         """Let every channel tell what is due."""
-        for channel in self._channels:
+        for channel in self.channels:
             channel.tick()
+        self._process.tick()
 
     def problem(self) -> str:
         """Name the channels that are down."""
-        return "; ".join(filter(None, (channel.problem() for channel in self._channels)))
+        return "; ".join(filter(None, (channel.problem() for channel in self.channels)))
 
     def health(self) -> dict[str, float]:
         """Counts, summed over channels."""
         out: dict[str, float] = {}
-        for channel in self._channels:
+        for channel in self.channels:
             for name, value in channel.health().items():
                 out[name] = out.get(name, 0) + value
         return out
 
     def close(self) -> None:
         """Close every channel."""
-        for channel in self._channels:
+        for channel in self.channels:
             channel.close()
+        self._process.close()

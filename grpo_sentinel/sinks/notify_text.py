@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
+from urllib.parse import urlsplit
 
 from grpo_sentinel.records import Finding, FindingState
 from grpo_sentinel.sinks.notify_groups import Notification
@@ -132,8 +133,17 @@ def body(notification: Notification, page_url: str) -> str:
         lines += [f"- {one.rule} ({one.layer}), {_where(one)}: {safe(one.message, 200)}" for one in rest[:10]]
         lines += [f"- and {len(rest) - 10} more"] if len(rest) > 10 else []
     if page_url:
-        lines.append(page_url)
+        lines.append(_link(page_url, notification.node))
     return safe("\n".join(lines), 4000)
+
+
+def _link(page_url: str, node: str) -> str:
+    """The address of the page; one on loopback is of use to others with a tunnel only, so that is said."""
+    address = urlsplit(page_url)
+    if address.hostname not in ("127.0.0.1", "::1", "localhost"):
+        return page_url
+    port = address.port or 80
+    return f"{page_url} on {node}; from elsewhere: ssh -L {port}:127.0.0.1:{port} {node}"
 
 
 def _where(finding: Finding) -> str:

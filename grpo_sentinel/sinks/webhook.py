@@ -6,7 +6,7 @@ from grpo_sentinel.clock import Clock
 from grpo_sentinel.config import WebhookConfig
 from grpo_sentinel.errors import ConfigError
 from grpo_sentinel.records import Severity
-from grpo_sentinel.sinks.base import SinkContext
+from grpo_sentinel.sinks.base import Page, SinkContext, no_page
 from grpo_sentinel.sinks.notify_groups import Groups, Notification
 from grpo_sentinel.sinks.notify_sender import Notifier
 from grpo_sentinel.sinks.notify_text import webhook_message
@@ -15,10 +15,10 @@ from grpo_sentinel.sinks.webhook_http import Secret, post_json
 
 def make(context: SinkContext) -> Notifier:
     """Make the sink; raises `ConfigError` when no URL is given."""
-    return make_webhook(context.config.webhook, context.clock)
+    return make_webhook(context.config.webhook, context.clock, context.page)
 
 
-def make_webhook(config: WebhookConfig, clock: Clock) -> Notifier:
+def make_webhook(config: WebhookConfig, clock: Clock, page: Page = no_page) -> Notifier:
     """Make the sink of one webhook."""
     place = Secret(config.url_env, config.url_file)
     url = place.read()
@@ -27,7 +27,7 @@ def make_webhook(config: WebhookConfig, clock: Clock) -> Notifier:
     token = Secret(config.token_env, config.token_file)
 
     def send(notification: Notification) -> None:
-        message = webhook_message(notification, config.page_url or "")
+        message = webhook_message(notification, config.page_url or page())
         post_json(url, message, timeout_seconds=config.timeout_seconds, token=token)
 
     groups = Groups(

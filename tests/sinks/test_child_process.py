@@ -263,4 +263,7 @@ def test_a_spool_drops_the_oldest_that_wait_and_keeps_what_flies():
 
 
 def test_credentials_in_a_url_do_not_get_into_a_text():
-    assert plain_text("failed: https://user:pass@host/api and http://h/x") == "failed: https://(removed)@host/api and http://h/x"
+    assert (
+        plain_text("failed: https://user:pass@host/api and http://h/x")
+        == "failed: https://(removed)@host/api and http://h/x"
+    )

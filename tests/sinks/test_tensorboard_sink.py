@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
 import math
+import socket
 import struct
+import subprocess
+import sys
+import urllib.request
 
 import pytest
+from bad_sinks import eventually
 from full_disk import full_after
 from sentinel_batches import batch, finding, record
 
@@ -174,3 +182,52 @@ def test_tensorboard_itself_reads_it(tmp_path):
     sink.close()
     accumulator = loader.EventAccumulator(str(tmp_path / "run-1" / "rank-0")).Reload()
     assert [(point.step, point.value) for point in accumulator.Scalars("policy/loss")] == [(1, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard, which shows the files")
+def test_the_real_server_shows_every_rank_the_evaluation_and_the_findings(tmp_path):
+    sink = TensorBoardSink(tmp_path / "logs", TensorBoardConfig(), "n")
+    for step in range(1, 51):
+        values = {"policy.loss": math.nan if step == 7 else step / 2, "reward.func_mean[accuracy]": 0.5}
+        sink.write(batch(*(record(step, rank=rank, values=values) for rank in range(2))))
+    sink.write(batch(record(50, mode=Mode.EVALUATION), findings=(finding(),)))
+    with tensorboard(tmp_path / "logs") as ask:
+        tags = ask("scalars/tags")
+        assert set(tags) == {"run-1/rank-0", "run-1/rank-1"}
+        assert set(tags["run-1/rank-0"]) == {"policy/loss", "reward/func_mean/accuracy", "eval/policy/loss"}
+        points = ask("scalars/scalars?run=run-1/rank-1&tag=policy/loss")
+        assert [step for _, step, _ in points] == list(range(1, 51)), "while the sink is still open"
+        assert [step for _, step, value in points if value == "NaN"] == [7]
+        assert points[-1][2] == 25
+        (said,) = ask("text/text?run=run-1/findings&tag=gradient/nan_gradient")
+        assert "a gradient is not finite" in said["text"]
+    sink.close()
+
+
+@contextlib.contextmanager
+def tensorboard(folder):
+    """A TensorBoard over a folder; gives a function that asks its plugins."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", str(port), "--load_fast=false"]
+    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+
+    def ask(what):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/{what}", timeout=10) as answer:
+            return json.loads(answer.read())
+
+    def loaded():
+        assert process.poll() is None
+        try:
+            return len(ask("scalars/tags")) == 2 and ask("text/tags")
+        except (OSError, ValueError):
+            return False
+
+    try:
+        eventually(loaded, "TensorBoard has read the files", 60)
+        yield ask
+    finally:
+        process.terminate()
+        process.wait(20)
