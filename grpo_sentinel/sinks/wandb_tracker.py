@@ -21,10 +21,11 @@ from typing import Any
 
 import wandb
 
-from grpo_sentinel.sinks.child import Line, Report, not_sent, numbers, plain_text
+from grpo_sentinel.sinks.child import Line, Report, TrackerDown, not_sent, numbers, plain_text
 from grpo_sentinel.sinks.tensorboard import tag_of
 
 MAX_RUNS = 8  # open at once
+LEAST_ROOM = 8 << 20  # bytes on the disk: without a word the client loses what it cannot write
 STEP = "sentinel/step"
 _NOT_AN_ID = re.compile(r"[^A-Za-z0-9_-]")
 _LEVELS = {"critical": "ERROR", "warning": "WARN"}
@@ -36,10 +37,13 @@ class WandbTracker:
     def __init__(self, settings: Mapping[str, Any], report: Report) -> None:
         self._settings, self._report = settings, report
         self._runs: dict[tuple[str, str], Any] = {}
+        self._to_disk = settings["mode"] == "offline"
         os.makedirs(settings["directory"], mode=0o700, exist_ok=True)
 
     def take(self, lines: Sequence[Line]) -> None:
-        """Log lines; metrics of one run and step become one row."""
+        """Log lines; metrics of one run and step become one row. Raises `TrackerDown` while the disk is full."""
+        if self._to_disk:
+            self._need_room()
         rows: dict[tuple[str, str, int], dict[str, float]] = {}
         for line in lines:
             if line["type"] == "metrics":
@@ -55,6 +59,11 @@ class WandbTracker:
                 self._run(line["run_id"], line["node"]).summary["sentinel/request"] = f"{asked} {line['detail']}"[:500]
             elif line["type"] == "incident":
                 self._attach(self._run(line["run_id"], line["node"]), line)
+
+    def _need_room(self) -> None:
+        disk = os.statvfs(self._settings["directory"])
+        if disk.f_bavail * disk.f_frsize < LEAST_ROOM:
+            raise TrackerDown(f"the disk of {self._settings['directory']} is full, and W&B runs go to disk")
 
     def _attach(self, run: Any, line: Line) -> None:
         """Add a bundle as an artifact; W&B copies it first, so that it may go from its place afterwards."""
@@ -94,6 +103,7 @@ class WandbTracker:
             try:
                 return self._init(run_id, node, "online")
             except Exception as error:  # noqa: BLE001 - no key, no server, no permission: all mean "to disk"
+                self._to_disk = True
                 place = self._settings["directory"]
                 self._report(
                     {"problem": f"W&B runs go to disk, `wandb sync` sends them from {place}: {plain_text(error)}"}

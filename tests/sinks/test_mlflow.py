@@ -276,3 +276,33 @@ def test_the_real_server_holds_what_was_sent_and_nothing_twice(made, real, monke
     place = Path(reader.download_artifacts(run.info.run_id, "incidents", str(tmp_path)))
     assert json.loads(next(place.rglob("manifest.json")).read_text())["incident"]["incident_id"] in name
     assert run.info.status == "FINISHED"
+
+
+@pytest.mark.slow
+@client
+@pytest.mark.skipif(SERVER is None, reason="needs `mlflow server`: pip install mlflow, or MLFLOW_SERVER_BIN=<its bin>")
+def test_the_real_server_shows_ours_under_the_trainers_run_or_in_it(made, real, monkeypatch):
+    from mlflow.tracking import MlflowClient
+
+    reader = MlflowClient(tracking_uri=real)
+    experiment = reader.create_experiment("the trainer's")
+    trainer = reader.create_run(experiment)
+    reader.log_metric(trainer.info.run_id, "loss", 0.5, step=1)
+    monkeypatch.setenv("MLFLOW_RUN_ID", trainer.info.run_id)
+    nested = made(tracking_uri=real, timeout_seconds=20, experiment="the trainer's")
+    nested.write(batch(record(1, values={"policy.loss": 0.25})))
+    done(nested, 1)
+    nested.close()
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    inside = made(tracking_uri=real, timeout_seconds=20, run_id=trainer.info.run_id)
+    inside.write(batch(record(2, values={"policy.loss": math.inf}), findings=(finding(),)))
+    done(inside, 2)
+    inside.close()
+    (child,) = reader.search_runs([experiment], f"tags.mlflow.parentRunId = '{trainer.info.run_id}'")
+    assert child.data.metrics == {"policy/loss/rank-0": 0.25}
+    assert child.info.status == "FINISHED"
+    own = reader.get_run(trainer.info.run_id)
+    assert own.info.status == "RUNNING", "the end of the sidecar is not the end of the trainer"
+    assert own.data.metrics["loss"] == 0.5
+    assert own.data.metrics["policy/loss/rank-0"] > 1e308
+    assert own.data.tags["grpo_sentinel.finding.nan_gradient"].startswith("firing, critical")

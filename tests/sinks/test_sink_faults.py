@@ -259,7 +259,7 @@ ELSEWHERE = {
         "mlflow",
         "full disk",
     ): "they keep nothing on disk; a spool is memory",
-    ("wandb", "full disk"): "the files are its client's; what the pipe does not take is spooled and counted as above",
+    ("wandb", "full disk"): "test_wandb: lines wait while the disk is full, and what does not fit is counted",
     ("external", "full disk", "flood"): "test_third_party_sink; a flood meets the same queue as any other sink",
 }
 

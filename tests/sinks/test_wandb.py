@@ -202,3 +202,33 @@ def test_a_client_that_is_killed_is_started_anew_and_takes_its_core_with_it(made
     until(sink, lambda: sink.health()["lines_total"] == 2, "its successor took the next")
     sink.close()
     assert 2 in {row["sentinel/step"] for row in whole(tmp_path)["rows"]}
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 16 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("needs permission to mount a small disk")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.slow
+def test_while_the_disk_is_full_lines_wait_and_what_does_not_fit_is_counted(made, small_disk):
+    sink = made(mode="offline", directory=str(small_disk), spool_bytes=65_536)
+    sink.write(batch(record(1)))
+    until(sink, lambda: sink.health()["lines_total"] == 1, "the first line was done")
+    (small_disk / "somebody").write_bytes(bytes(10 << 20))
+    for step in range(2, 502):
+        sink.write(batch(record(step, values={"policy.loss": step / 2, "x" * 500: 1.0})))
+    until(sink, lambda: "is full, and W&B runs go to disk" in sink.problem(), "it is said")
+    lost = sink.health()["lost_total[reason=spool_full]"]
+    assert lost > 0
+    (small_disk / "somebody").unlink()
+    until(sink, lambda: sink.health()["lines_total"] + lost == 501, "what waited was written")
+    assert sink.problem() == ""
+    sink.close()
+    (path,) = small_disk.rglob("*.wandb")
+    assert len(read(path)["rows"]) == 501 - lost
