@@ -123,10 +123,10 @@ def _shaped(made: Any, panel: Panel) -> Any:
         made = made.mappings([models.ValueMap(options=options)]).no_value("nothing fires")
     if panel.kind == "table":
         made = made.sort_by([TableSortByFieldState().display_name("root").desc(True)])  # causes first
-        hidden = {"excludeByName": dict.fromkeys(panel.hidden, True)}
+        columns = {"excludeByName": dict.fromkeys(panel.hidden, True), "renameByName": panel.named}
         if len(panel.queries) > 1:
             made = made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
-        made = made.with_transformation(models.DataTransformerConfig(id_val="organize", options=hidden))
+        made = made.with_transformation(models.DataTransformerConfig(id_val="organize", options=columns))
     return made
 
 

@@ -43,6 +43,7 @@ class Panel:
     stack: bool = False
     values: dict[str, tuple[str, str]] = field(default_factory=dict)  # number -> text, colour
     hidden: tuple[str, ...] = ()  # columns of a table that are left out
+    named: dict[str, str] = field(default_factory=dict)  # column of a table -> what stands above it
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ def firing(width: int = 24, height: int = 8) -> Panel:
     """Make the table of what fires now."""
     expr = f"max by (severity, layer, rule, rank, node, root) (grpo_sentinel_finding_onset_step{{{NODE}}})"
     return Panel(
-        "What fires now", (Query(expr),), "none", "table", width, height, hidden=("Time",),
-        about="Value is the first abnormal step. root=true: a cause of its own; false: it follows from another one.",
+        "What fires now", (Query(expr),), "none", "table", width, height, hidden=("Time",), named={"Value": "since step"},
+        about="root=true: a cause of its own; false: it follows from another one.",
     )  # fmt: skip
 
 
@@ -335,7 +336,8 @@ FLEET = Dashboard(
                 Query("max by (run_id) (grpo_sentinel_rank_step)"),
                 Query('sum by (run_id) (grpo_sentinel_rank_state{state="alive"})'),
                 Query('sum by (run_id) (grpo_sentinel_findings{severity="critical"})'),
-            ), "none", "table", 24, 8, hidden=("Time",), about="A: step. B: ranks alive. C: critical findings."),
+            ), "none", "table", 24, 8, hidden=("Time",),
+                named={"Value #A": "step", "Value #B": "ranks alive", "Value #C": "critical findings"}),
             lines("Step of each run", "none", ("max by (run_id) (grpo_sentinel_rank_step)", "{{run_id}}"), width=8),
             lines("Findings that fire", "none", ("sum by (run_id, severity) (grpo_sentinel_findings)", "{{run_id}} {{severity}}"),
                   width=8),

@@ -93,8 +93,10 @@ def _number(panel: dict[str, Any], series: list[dict[str, Any]], times: list[int
 
 def _table(panel: dict[str, Any], series: list[dict[str, Any]], times: list[int]) -> str:
     names = sorted({name for one in series for name in one["labels"]})
-    value = "Value" not in _hidden(panel)
-    head = "".join(f"<th>{name}" for name in names) + ("<th>value" if value else "")
+    value = "Value" not in _columns(panel, "excludeByName")
+    head = "".join(f"<th>{name}" for name in names) + (
+        f"<th>{_columns(panel, 'renameByName').get('Value', 'value')}" if value else ""
+    )
     rows = []
     for one in sorted(series, key=lambda one: one["labels"].get("root", ""), reverse=True)[:8]:
         cells = "".join(f"<td>{html.escape(one['labels'].get(name, ''))}" for name in names)
@@ -102,10 +104,13 @@ def _table(panel: dict[str, Any], series: list[dict[str, Any]], times: list[int]
     return f"<table><tr>{head}{''.join(rows)}</table>"
 
 
-def _hidden(panel: dict[str, Any]) -> list[str]:
-    return [
-        name for one in panel.get("transformations", []) for name in one.get("options", {}).get("excludeByName", {})
-    ]
+def _columns(panel: dict[str, Any], what: str) -> dict[str, Any]:
+    """What a table says of its columns: which are left out, or what stands above them."""
+    return {
+        name: said
+        for one in panel.get("transformations", [])
+        for name, said in one.get("options", {}).get(what, {}).items()
+    }
 
 
 def _bars(panel: dict[str, Any], series: list[dict[str, Any]], times: list[int]) -> str:
