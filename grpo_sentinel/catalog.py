@@ -103,7 +103,7 @@ reward.func_latency_seconds[func] | seconds | gauge | max | wall time of the slo
 reward.func_failures[func] | count | counter | sum | calls that raised
 reward.func_sanitized[func] | count | counter | sum | scores that sanitize_rewards() replaced or clamped
 reward.func_twin_mismatch[func] | count | gauge | sum | samples scored otherwise than an earlier sample of their group with the same completion, by more than 1 % of the batch's range; absent where no completion of a group repeats or completions are not known
-reward.func_repeated[func] | flag | gauge | max | every sample got the score of the one in its place in the batch before, though half or more of the completions are others; absent where the scores hold less than 40 bits, so that chance may do it
+reward.func_repeated[func] | flag | gauge | max | every sample got the score of the one in its place in the batch before, though half or more of the completions are others; absent where the scores hold less than 40 bits inside their groups, so that chance or the prompts may do it
 reward.func_variance_share[func] | ratio | gauge | mean | variance of this function / sum of the variances of all functions (unweighted scores); with two functions or more
 reward.group_std_mean | | gauge | mean | mean over groups of finite rewards of the sample standard deviation (n-1) inside the group
 reward.zero_std_ratio | ratio | gauge | mean | groups whose rewards are all equal and finite, among groups of finite rewards

@@ -57,6 +57,9 @@ def test_scores_that_repeat_because_completions_do_or_by_chance_are_no_repetitio
     fine, coarse = [draw.random() for _ in range(64)], [1.0] * 62 + [0.0] * 2
     history = reward.History()
     texts = [[f"{step} {row}" for row in range(64)] for step in range(2)]
+    of_prompts = [float(row // 4) for row in range(64)]  # the same prompts, each worth what it is worth
+    read(of_prompts, texts[0], history=history)
+    assert "reward.func_repeated[f]" not in read(of_prompts, texts[1], history=history)
     read(fine, texts[0], history=history)
     assert "reward.func_repeated[f]" not in read(fine, texts[0], history=history)
     history = reward.History()

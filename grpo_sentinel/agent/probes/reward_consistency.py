@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 _SAME = 0.01  # difference of two scores, as a share of the function's spread, that batching and rounding may make
-_BITS = 40.0  # information in a batch's scores below which chance may repeat them
+_BITS = 40.0  # information in the scores inside groups below which chance may repeat them
 _OTHERS = 0.5  # share of completions that must differ from those of the batch before
 
 
@@ -45,8 +45,13 @@ class Repeats:
         self._keys: tuple[str, ...] = ()
         self._columns: dict[str, tuple[float, ...]] = {}
 
-    def look(self, columns: Mapping[str, Sequence[float]], keys: Sequence[str]) -> dict[str, float]:
-        """Give `reward.func_repeated[func]` where chance cannot repeat the scores, and other completions got them."""
+    def look(
+        self, columns: Mapping[str, Sequence[float]], keys: Sequence[str], group_size: int | None
+    ) -> dict[str, float]:
+        """Give `reward.func_repeated[func]` where chance cannot repeat the scores, and other completions got them.
+
+        What differs between groups only may follow from the prompts, and those may be the same as before.
+        """
         before, known = self._keys, self._columns
         self._keys, self._columns = tuple(keys), {name: tuple(scores) for name, scores in columns.items()}
         if len(before) != len(keys) or not keys:
@@ -54,10 +59,11 @@ class Repeats:
         others = sum(a != b for a, b in zip(before, keys, strict=True))
         if others < _OTHERS * len(keys):
             return {}
+        size = group_size or len(keys)
         return {
             f"reward.func_repeated[{name}]": float(scores == known.get(name))
             for name, scores in self._columns.items()
-            if _bits(scores) > _BITS
+            if sum(_bits(scores[at : at + size]) for at in range(0, len(scores), size)) > _BITS
         }
 
 

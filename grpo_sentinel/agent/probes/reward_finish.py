@@ -69,7 +69,7 @@ def _consistency(
             key = f"reward.func_twin_mismatch[{name}]"
             out[key] = out.get(key, 0.0) + mismatches(scores, twins)
         if meta.history is not None and meta.keys:
-            for key, flag in meta.history.repeats.look(named, meta.keys).items():
+            for key, flag in meta.history.repeats.look(named, meta.keys, meta.group_size).items():
                 out[key] = max(flag, out.get(key, 0.0))
     return out
 
