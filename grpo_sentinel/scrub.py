@@ -30,15 +30,15 @@ _SECRET_KEY = re.compile(
 )
 _SECRET_VARIABLE = re.compile(_SECRET_KEY.pattern + r"|notify_urls|otlp\w*_headers", re.IGNORECASE)
 _OWNER = r"hub|hf|access|auth|api|bearer|refresh|session|act|read|write|bot|github|gitlab|slack"
-_OPTION = rf"--?(?:[\w-]*[_-])?(?:(?:{_OWNER})[_-]token|token|password|passwd|secret|api[_-]?key)"
+_OPTION = rf"(?<!-)--?(?:[\w-]{{0,64}}[_-])?(?:(?:{_OWNER})[_-]token|token|password|passwd|secret|api[_-]?key)"
 _NAME = (
-    rf"(?i:[\w-]*(?:secret|passw(?:or)?d|api[_-]?key|credential)[\w-]*|[\w-]*(?:{_OWNER})[_-]?token)"
+    rf"(?i:[\w-]{{0,64}}(?:secret|passw(?:or)?d|api[_-]?key|credential)[\w-]{{0,64}}|[\w-]{{0,64}}(?:{_OWNER})[_-]?token)"
     r"|(?!(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|SPECIAL)_)[A-Z0-9_]*TOKEN"
 )
 _HEADER = r"(?i)\b(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)|bearer)"
 _VALUE = r"[^\s'\",;&}\])]+"
 _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"([a-z][a-z0-9+.-]*://)[^/@\s'\"]+@", re.IGNORECASE), rf"\1{REMOVED}@"),
+    (re.compile(r"([a-z][a-z0-9+.-]{0,30}://)[^/@\s'\"]{1,4096}@", re.IGNORECASE), rf"\1{REMOVED}@"),
     (re.compile(rf"{_HEADER}\s+{_VALUE}"), rf"\1 {REMOVED}"),
     (re.compile(rf"(?i)({_OPTION})(=|\s+|['\"],\s*['\"]){_VALUE}"), rf"\1\2{REMOVED}"),
     (re.compile(rf"(?<![\w-])({_NAME})(['\"]?\s*[=:]\s*['\"]?){_VALUE}"), rf"\1\2{REMOVED}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,16 @@ def test_a_crash_log_holds_neither_the_trainers_command_nor_a_secret(monkeypatch
     assert "grpo-sentinel launch\n" in text
     assert SECRET not in text
     assert "of the user" not in text
+
+
+@pytest.mark.parametrize("run", ["x", "-", "--a", "a-", "http://", "HF_TOKEN_", "a.", "eyJaaaaaaaa.", "secret_"])
+def test_the_tail_of_any_log_is_looked_at_in_moments(run):
+    text = run * ((256 << 10) // len(run))
+    before = time.process_time()
+    scrub.scrub(text)
+    assert time.process_time() - before < 10, "it would hold up an incident that is being written"
+
+
+def test_a_password_in_an_address_is_found_whatever_comes_before_it():
+    for before in ("", "x=", "\x1b[32m", "1", "_", "(", "git+"):
+        assert "hunter2" not in scrub.scrub(f"{before}https://me:hunter2@host/x")
