@@ -32,12 +32,14 @@ from grpo_sentinel.preflight.everything import AllOptions, AllReport, check_ever
 @click.option("--world-size", type=click.IntRange(0), default=0, metavar="N", help="Number of ranks.")
 @click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="Dtype of models.")
 @click.option("--device", default="", help="cpu, cuda, cuda:1; default: a GPU where there is one.")
+@click.option("--timeout", type=float, default=AllOptions().timeout, show_default=True, metavar="SECONDS",
+              help="For all of it: what runs a model or a reward shares it.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/all-check).")
 def everything(
     config: Path | None, data: tuple[str, ...], evaluation: tuple[str, ...], policy: str, reference: str,
     reward_model: str, reward: str, template: str, reward_range: tuple[float, float] | None, checkpoint: str,
     checkpoint_dir: str, trainer_config: str, sentinel_config: str, world_size: int, dtype: str, device: str,
-    as_json: bool,
+    timeout: float, as_json: bool,
 ) -> int:  # fmt: skip
     """Run every check that the given paths allow, and say which were not run for want of one.
 
@@ -48,7 +50,7 @@ def everything(
         data=data, eval=evaluation, policy=policy, reference=reference, reward_model=reward_model, reward=reward,
         template=template, checkpoint=checkpoint, checkpoint_dir=checkpoint_dir, trainer_config=trainer_config,
         sentinel_config=sentinel_config, world_size=world_size, reward_low=low, reward_high=high, device=device,
-        dtype=dtype,
+        dtype=dtype, timeout=timeout,
     )  # fmt: skip
     if config is not None:
         options = read_options(config, options)

@@ -9,6 +9,7 @@ from grpo_sentinel.preflight.report import CheckReport
 
 _COLOURS = {Level.BROKEN: "red", Level.CANNOT_TELL: "yellow", Level.LOSS: "yellow", Level.DOUBTFUL: "yellow"}
 _MOST_ROWS = 40
+_MOST_NAMED = 6  # of a list
 
 
 def finish(report: CheckReport, as_json: bool) -> int:
@@ -55,6 +56,9 @@ def _print_fact(name: str, value: object) -> None:
 def _fact(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_fact(inner)}" for key, inner in list(value.items())[:12] if inner is not None)
+    if isinstance(value, (list, tuple)):
+        rest = f" and {len(value) - _MOST_NAMED} more" if len(value) > _MOST_NAMED else ""
+        return ", ".join(_fact(one) for one in value[:_MOST_NAMED]) + rest
     if isinstance(value, float):
         return f"{value:,.4g}"
     if isinstance(value, int) and not isinstance(value, bool):

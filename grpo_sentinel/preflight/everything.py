@@ -44,6 +44,7 @@ class AllOptions:
     reward_high: float | None = None
     device: str = ""
     dtype: str = "float32"
+    timeout: float = 55.0  # seconds for all of it: those that run a model or a reward share what is left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +95,18 @@ def check_everything(options: AllOptions, begun: Callable[[str], None] | None = 
     began = time.monotonic()
     reports: dict[str, CheckReport] = {}
     not_run: list[str] = []
-    for name, run, missing in _plan(options):
+    plan = list(_plan(options))
+    left = sum(name in _TIMED for name, run, _ in plan if run is not None)
+    for name, run, missing in plan:
         if run is None:
             not_run.append(f"{name}: needs {missing}")
             continue
         if begun is not None:
             begun(name)
+        share = max(_LEAST_SECONDS, (options.timeout - (time.monotonic() - began)) / max(1, left))
+        left -= name in _TIMED
         try:
-            reports[name] = run()
+            reports[name] = run(share)
         except SentinelError as error:
             fault = Fault(level=Level.CANNOT_TELL, code="not-checked", where=name, message=str(error),
                           remedy=f"see grpo-sentinel check {name.split()[0]} --help")  # fmt: skip
@@ -109,43 +114,35 @@ def check_everything(options: AllOptions, begun: Callable[[str], None] | None = 
     return AllReport(reports=reports, not_run=tuple(not_run), seconds=time.monotonic() - began)
 
 
-_Step = tuple[str, Callable[[], CheckReport] | None, str]
+_Step = tuple[str, Callable[[float], CheckReport] | None, str]  # name, run within seconds, what it needs
+_TIMED = ("reward", "reward (model)", "policy", "gradients")
+_LEAST_SECONDS = 5.0
 
 
 def _plan(one: AllOptions) -> Iterator[_Step]:
     """Cheap ones first; the path that is missing where a check cannot run."""
     models = {"policy": one.policy, "reference": one.reference, "reward": one.reward_model}
-    yield (
-        "environment",
-        lambda: check_environment(
-            EnvironmentOptions(
-                models={role: Path(path) for role, path in models.items() if path and Path(path).is_dir()},
-                checkpoint_dir=Path(one.checkpoint_dir) if one.checkpoint_dir else None,
-            )
-        ),
-        "",
+    environment = EnvironmentOptions(
+        models={role: Path(path) for role, path in models.items() if path and Path(path).is_dir()},
+        checkpoint_dir=Path(one.checkpoint_dir) if one.checkpoint_dir else None,
     )
-    size = one.world_size or None
+    yield "environment", lambda _: check_environment(environment), ""
+    trainer, sentinel, size = one.trainer_config, one.sentinel_config, one.world_size or None
     yield (
-        "config", partial(check_config, Path(one.trainer_config), world_size=size) if one.trainer_config else None,
+        "config", (lambda _: check_config(Path(trainer), world_size=size)) if trainer else None,
         "--trainer-config FILE",
     )  # fmt: skip
     yield (
-        "config (sentinel)", partial(check_config, Path(one.sentinel_config)) if one.sentinel_config else None,
-        "--sentinel-config FILE",
+        "config (sentinel)", (lambda _: check_config(Path(sentinel))) if sentinel else None, "--sentinel-config FILE",
     )  # fmt: skip
-    yield "data", (lambda: check_data(one.data, _data(one))) if one.data else None, "--data FILE"
-    yield "checkpoint", (lambda: _checkpoint(Path(one.checkpoint))) if one.checkpoint else None, "--checkpoint DIR"
-    rewards = {"reward": one.reward, "reward (model)": one.reward_model}
-    for name, target in rewards.items():
-        yield (
-            name,
-            partial(check_reward, target, one.data, _reward(one)) if target and one.data else None,
-            ("--reward MODULE:FUNCTION and --data FILE" if name == "reward" else "--reward-model DIR and --data FILE"),
-        )
-    yield "policy", (lambda: check_policy(one.policy, _policy(one))) if one.policy else None, "--policy DIR"
-    subject = one.checkpoint or one.policy
-    yield "gradients", (lambda: check_gradients(subject, _gradients(one))) if subject else None, "--checkpoint DIR"
+    yield "data", (lambda _: check_data(one.data, _data(one))) if one.data else None, "--data FILE"
+    yield "checkpoint", (lambda _: _checkpoint(Path(one.checkpoint))) if one.checkpoint else None, "--checkpoint DIR"
+    for name, target, option in (
+        ("reward", one.reward, "--reward MODULE:FUNCTION"), ("reward (model)", one.reward_model, "--reward-model DIR"),
+    ):  # fmt: skip
+        yield name, partial(_reward, one, target) if target and one.data else None, f"{option} and --data FILE"
+    yield "policy", partial(_policy, one) if one.policy else None, "--policy DIR"
+    yield "gradients", partial(_gradients, one) if one.checkpoint or one.policy else None, "--checkpoint DIR"
 
 
 def _data(one: AllOptions) -> DataOptions:
@@ -154,21 +151,27 @@ def _data(one: AllOptions) -> DataOptions:
     return DataOptions(limits=limits, evaluation=one.eval, tokenizer=tokenizer, jobs=0)
 
 
-def _reward(one: AllOptions) -> RewardOptions:
-    return RewardOptions(template=one.template, low=one.reward_low, high=one.reward_high)
+def _reward(one: AllOptions, target: str, seconds: float) -> CheckReport:
+    options = RewardOptions(
+        template=one.template, low=one.reward_low, high=one.reward_high, timeout_seconds=seconds
+    )  # fmt: skip
+    return check_reward(target, one.data, options)
 
 
-def _policy(one: AllOptions) -> PolicyOptions:
-    return PolicyOptions(
+def _policy(one: AllOptions, seconds: float) -> CheckReport:
+    options = PolicyOptions(
         reference=one.reference, reward_model=one.reward_model, reward=one.reward, data=one.data, dtype=one.dtype,
-        device=one.device,
+        device=one.device, timeout_seconds=seconds,
     )  # fmt: skip
+    return check_policy(one.policy, options)
 
 
-def _gradients(one: AllOptions) -> GradientOptions:
-    return GradientOptions(
-        data=one.data, reward=one.reward or one.reward_model, dtype=one.dtype, device=one.device
+def _gradients(one: AllOptions, seconds: float) -> CheckReport:
+    options = GradientOptions(
+        data=one.data, reward=one.reward or one.reward_model, dtype=one.dtype, device=one.device,
+        timeout_seconds=seconds,
     )  # fmt: skip
+    return check_gradients(one.checkpoint or one.policy, options)
 
 
 def _checkpoint(path: Path) -> CheckReport:

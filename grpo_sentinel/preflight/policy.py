@@ -13,7 +13,7 @@ from grpo_sentinel.preflight.report import CheckReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
-    """What the caller asks for besides the policy; lengths in tokens, `timeout_seconds` bounds the sampling."""
+    """What the caller asks for besides the policy; lengths in tokens, `timeout_seconds` is for all of it."""
 
     reference: str = ""
     reward_model: str = ""  # directory
@@ -31,7 +31,7 @@ class PolicyOptions:
     trained: bool | None = None  # None: by the checkpoint's own step
     max_gap_nats: float = 0.05  # mean |log-prob difference| between engines
     seed: int = 0
-    timeout_seconds: float = 35.0
+    timeout_seconds: float = 50.0
 
 
 def check_policy(target: str, options: PolicyOptions | None = None) -> CheckReport:

@@ -24,7 +24,7 @@ from grpo_sentinel.preflight.data_shapes import (
 from grpo_sentinel.preflight.data_sources import expand, read_rows
 from grpo_sentinel.preflight.report import CheckReport, gravest_first
 from grpo_sentinel.preflight.reward_cases import PERTURBATIONS, Perturbation
-from grpo_sentinel.preflight.reward_judge import RewardJudge
+from grpo_sentinel.preflight.reward_judge import CASES, RewardJudge
 from grpo_sentinel.preflight.reward_model import ModelScorer, load_model
 from grpo_sentinel.preflight.reward_target import FunctionScorer, Sample, Scorer, load_object
 from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
@@ -44,7 +44,7 @@ class RewardOptions:
     max_length: int = 2048  # characters: lengths are tried up to 1.1 times this
     max_head_bias: float = 0.5
     max_seconds_per_sample: float = 1.0
-    timeout_seconds: float = 60.0
+    timeout_seconds: float = 50.0
     perturbations: str = ""  # MODULE with PERTURBATIONS
 
 
@@ -55,8 +55,13 @@ def check_reward(target: str, data: Sequence[str], options: RewardOptions | None
     gold = _samples(expand(list(data)), options)
     perturbations = _perturbations(options.perturbations)
     scorer = load_target(target)
-    trial = Trial(scorer, time.monotonic() + options.timeout_seconds)
-    judge = RewardJudge(trial, gold, options.low, options.high)
+    trial = Trial(scorer, began + options.timeout_seconds)
+    wanted = len(gold)
+    gold = _affordable(trial, gold)
+    judge = RewardJudge(trial, gold, options.low, options.high, min(CASES, len(gold)) if len(gold) < wanted else CASES)
+    if len(gold) < wanted:
+        judge.not_seen.append(f"{wanted - len(gold)} of {wanted} samples, and as many cases of each class: the time "
+                              "was up (--timeout)")  # fmt: skip
     try:
         judge.scores()
         judge.determinism()
@@ -79,6 +84,23 @@ def check_reward(target: str, data: Sequence[str], options: RewardOptions | None
         kind="reward", subject=target, looked_at=tuple(looked), not_seen=tuple(not_seen), faults=gravest_first(faults),
         facts=facts, seconds=time.monotonic() - began,
     )  # fmt: skip
+
+
+_SCORES_EACH = 24  # scores that a sample takes in all: gold, wrong, again, canaries, perturbations, lengths
+_FEWEST = 4
+
+
+def _affordable(trial: Trial, gold: list[Sample]) -> list[Sample]:
+    """As many samples as there is time for, by what two of them take; four at least."""
+    try:
+        trial.score(gold[:2])
+        began = time.monotonic()
+        trial.score(gold[:2])
+    except OutOfTime:
+        return gold[:_FEWEST]
+    each = (time.monotonic() - began) / len(gold[:2])
+    fits = int((trial.deadline - time.monotonic()) / (_SCORES_EACH * max(each, 1e-9)))
+    return gold[: max(_FEWEST, fits)]
 
 
 def load_target(target: str) -> Scorer:

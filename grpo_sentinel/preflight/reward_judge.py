@@ -13,7 +13,7 @@ from grpo_sentinel.preflight.reward_cases import Perturbation, canaries, of_leng
 from grpo_sentinel.preflight.reward_target import Sample
 from grpo_sentinel.preflight.reward_trial import Trial, finite_pairs, spearman
 
-_CASES = 20  # of each class (S15)
+CASES = 20  # of each class (S15)
 _MODEL_TOLERANCE = 1e-3  # of the range: padding and batch size change the order of float32 sums
 _FORMAT = "wrong format"  # may tie with gold: a lenient reward is no fault
 
@@ -23,8 +23,10 @@ Scores = list[float | None]
 class RewardJudge:
     """Runs the tries in order; each notes what it found. All scores of one try are one call of `Trial.score`."""
 
-    def __init__(self, trial: Trial, gold: Sequence[Sample], low: float | None, high: float | None) -> None:
-        self._trial, self._gold = trial, list(gold)
+    def __init__(
+        self, trial: Trial, gold: Sequence[Sample], low: float | None, high: float | None, cases: int = CASES
+    ) -> None:
+        self._trial, self._gold, self._cases = trial, list(gold), cases
         self._low, self._high = low, high
         self._wrong = [_with_completion_of(one, other) for one, other in _paired(self._gold)]
         self._gold_scores: Scores = []
@@ -138,7 +140,7 @@ class RewardJudge:
 
     def determinism(self) -> None:
         """The same input twice, in another order, and one at a time, gives the same score."""
-        samples = self._gold[:_CASES]
+        samples = self._gold[: self._cases]
         first = self._trial.score(samples)
         tries: tuple[tuple[str, str, Callable[[], Scores]], ...] = (
             ("same input twice", "nondeterministic", lambda: self._trial.score(samples)),
@@ -220,7 +222,7 @@ class RewardJudge:
 
     def perturbed(self, classes: Mapping[str, Sequence[Perturbation]], max_std: float, min_rank: float) -> None:
         """Perturbations that change nothing: the order of scores holds, and none moves far (S15)."""
-        half = _CASES // 2
+        half = self._cases // 2
         base = [*self._gold[:half], *self._wrong[:half]]
         before = [*self._gold_scores[:half], *self._wrong_scores[:half]]
         facts: dict[str, object] = {}
@@ -249,7 +251,7 @@ class RewardJudge:
     def lengths(self, limit: int, max_std: float) -> None:
         """Scores over lengths up to beyond the limit, and whether length alone decides (S15)."""
         source = max(zip(self._gold, self._gold_scores, strict=True), key=lambda pair: _or_low(pair[1]))[0]
-        texts = of_lengths(source.completion, limit, _CASES)
+        texts = of_lengths(source.completion, limit, self._cases)
         scores = self._trial.score([_completed(source, text, "lengths") for text in texts])
         pairs = finite_pairs([float(len(text)) for text in texts], scores)
         std = statistics.pstdev([b / self._scale for _, b in pairs]) if len(pairs) > 1 else 0.0
@@ -273,7 +275,7 @@ class RewardJudge:
             self._fault(
                 Level.DOUBTFUL,
                 "not-robust",
-                f"lengths: scores of one text move by {std:.2f} over 20 lengths (limit {max_std:g})",
+                f"lengths: scores of one text move by {std:.2f} over {len(pairs)} lengths (limit {max_std:g})",
                 "see what is cut at the limit",
                 subject="lengths",
             )
@@ -355,4 +357,4 @@ def _with_completion_of(one: Sample, other: Sample) -> Sample:
     return replace(one, completion=other.completion, place=f"{one.place}, another prompt's completion")
 
 
-__all__ = ["RewardJudge"]
+__all__ = ["CASES", "RewardJudge"]

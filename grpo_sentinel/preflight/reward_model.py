@@ -50,8 +50,10 @@ class ModelScorer:
         batch = self._tokenizer(
             texts, return_tensors="pt", padding=len(texts) > 1, truncation=False, add_special_tokens=False
         )
+        device = next(self.model.parameters()).device
+        given = {key: value.to(device) for key, value in batch.items() if key != "token_type_ids"}
         with self._torch.inference_mode():
-            logits = self.model(**{key: value for key, value in batch.items() if key != "token_type_ids"}).logits
+            logits = self.model(**given).logits
         return [float(value) for value in logits[:, 0].float().tolist()]
 
     def _text(self, sample: Sample) -> str:
@@ -85,7 +87,7 @@ def load_model(directory: Path) -> ModelScorer:
     """Load a reward model and its tokenizer from a directory, nothing from a network. Raises `SentinelError`."""
     try:
         transformers = import_module("transformers")
-        import_module("torch")
+        torch = import_module("torch")
     except ImportError as error:
         raise SentinelError(
             f"{directory} is a model: checking it needs torch and transformers, pip install torch transformers"
@@ -101,6 +103,8 @@ def load_model(directory: Path) -> ModelScorer:
         raise SentinelError(f"{directory} cannot be loaded as a reward model: {reason}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if torch.cuda.is_available():
+        model.to("cuda")
     return ModelScorer(
         str(directory), model, tokenizer, untouched=True, load_faults=_load_faults(directory, model, tokenizer, info)
     )

@@ -12,6 +12,9 @@ from typing import Any
 from grpo_sentinel.preflight.report import excerpt
 from grpo_sentinel.preflight.reward_target import Sample, Scorer
 
+_PIECE_SECONDS = 2.0
+_MOST_AT_ONCE = 16  # texts in one forward of a model: what fits beside a trainer's own
+
 
 class OutOfTime(Exception):
     """The reward did not answer before the deadline."""
@@ -19,7 +22,7 @@ class OutOfTime(Exception):
 
 @dataclass(slots=True)
 class Trial:
-    """A scorer with what happened to it so far. A call that hangs is left behind in a daemon thread."""
+    """A scorer with what happened to it so far. A call of a function that hangs is left behind in a daemon thread."""
 
     scorer: Scorer
     deadline: float  # of time.monotonic()
@@ -63,6 +66,24 @@ class Trial:
             return None
 
     def _within(self, samples: Sequence[Sample]) -> list[Any]:
+        return self._in_pieces(samples) if self.scorer.is_model else self._in_thread(samples)
+
+    def _in_pieces(self, samples: Sequence[Sample]) -> list[Any]:
+        """A model's forward cannot be left behind: pieces of about two seconds, and the time is looked at between."""
+        out: list[Any] = []
+        while len(out) < len(samples):
+            began = time.monotonic()
+            if began > self.deadline:
+                raise OutOfTime
+            fits = int(_PIECE_SECONDS / max(self.latencies[-1], 1e-9)) if self.latencies else 1
+            piece = samples[len(out) : len(out) + max(1, min(_MOST_AT_ONCE, fits))]
+            out += self.scorer.score(piece)
+            self.calls += 1
+            self.samples += len(piece)
+            self.latencies.append((time.monotonic() - began) / len(piece))
+        return out
+
+    def _in_thread(self, samples: Sequence[Sample]) -> list[Any]:
         done: list[list[Any]] = []
         failed: list[BaseException] = []
 

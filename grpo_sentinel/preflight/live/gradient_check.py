@@ -11,11 +11,12 @@ import torch
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.gradients import GradientOptions
+from grpo_sentinel.preflight.live.budget import SAMPLING_SHARE, affordable
 from grpo_sentinel.preflight.live.carriers import Carriers, find_carriers
 from grpo_sentinel.preflight.live.loading import Loaded, load_policy
 from grpo_sentinel.preflight.live.policy_judge import Findings
 from grpo_sentinel.preflight.live.rollout import Batch, generate, given_responses
-from grpo_sentinel.preflight.live.scoring import advantages, backward, score
+from grpo_sentinel.preflight.live.scoring import advantages, backward
 from grpo_sentinel.preflight.live.spread import FP16_LARGEST, Spread, gradients_of, spreads
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.optimizer_state import compare_state, rate_faults, read_optimizer_state
@@ -24,6 +25,8 @@ from grpo_sentinel.preflight.report import CheckReport, Fault, excerpt, gravest_
 from grpo_sentinel.preflight.reward import load_target
 from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
 
+_PASSES = 7.0  # forwards a sample: scoring, three for the backward of all, three for its own
+_LAST_SECONDS = 1.0  # kept for the optimizer's file and the report
 _LOSS_SCALE = 65536.0  # where torch.amp.GradScaler begins
 _BF16_STEP = 2.0**-9  # half of the gap between neighbours, relative
 _FAIR = 4.0  # times its fair share before one token is told
@@ -38,7 +41,11 @@ def check(target: str, options: GradientOptions) -> CheckReport:
     found = Findings(target)
     found.faults += loaded.faults
     batch, weights = _batch(loaded, options, found, deadline)
-    own = score(loaded, batch)
+    whole = len(batch.samples)
+    batch, own, _ = affordable(loaded, batch, deadline - _LAST_SECONDS, _PASSES)
+    weights = weights[: len(batch.samples)]
+    if len(batch.samples) < whole:
+        found.not_seen.append(f"{whole - len(batch.samples)} of {whole} samples: the time was up (--timeout, --device)")
     trainable = [name for name, one in loaded.model.named_parameters() if one.requires_grad]
     if not trainable:
         raise SentinelError(f"{target}: not one parameter is trainable; unfreeze it, or put adapters on it")
@@ -46,7 +53,7 @@ def check(target: str, options: GradientOptions) -> CheckReport:
     backward(loaded, batch, weights, own.logp_BC, None, 0.0)
     _layers(found, loaded, options)
     _parameters(found, loaded)
-    carriers = find_carriers(loaded, batch, weights, own.logp_BC, deadline + 15.0)
+    carriers = find_carriers(loaded, batch, weights, own.logp_BC, deadline - _LAST_SECONDS)
     _carried(found, loaded, batch, carriers, options)
     _headroom(found, loaded, carriers, own.largest_logit)
     _optimizer(found, loaded)
@@ -65,7 +72,7 @@ def _batch(
     answered = [one for one in rows if one.completion]
     if answered:
         batch = given_responses(loaded, answered, options.max_tokens)
-        found.looked_at.append(f"{len(answered)} responses of the data, each with advantage 1")
+        found.looked_at.append("responses of the data, each with advantage 1")
         return batch, torch.ones(len(answered))
     prompts = rows or built_in_prompts(count)
     if not rows:
@@ -73,7 +80,7 @@ def _batch(
     try:
         batch = generate(
             loaded, prompts[: max(1, math.ceil(count / size))], group_size=size, max_tokens=options.max_tokens,
-            seed=options.seed, deadline=deadline,
+            seed=options.seed, deadline=deadline - (1 - SAMPLING_SHARE) * options.timeout_seconds,
         )  # fmt: skip
     except RuntimeError as error:
         raise SentinelError(f"{loaded.name} cannot generate: {' '.join(str(error).split())[:200]}") from error
@@ -135,6 +142,12 @@ def _spikes(found: Findings, by_layer: dict[str, Spread], options: GradientOptio
         if one["count"] and one["max"] > options.spike * one["mean"] and one["p95"] < 0.1 * one["max"]:
             signs.append(name)
     found.facts["spiky_layers"] = signs
+    if signs:
+        found.notes.append(
+            f"in {len(signs)} of {len(by_layer)} layers the largest |gradient| is above {options.spike:g} means and ten "
+            "times the 95th percentile: few elements carry it. Transformers have that by themselves; it is a fault only "
+            "beside one-sample, one-token or layer-dominates"
+        )
     norms = sorted(spread.norm for spread in by_layer.values())
     median = norms[len(norms) // 2] if norms else 0.0
     far = [name for name, spread in by_layer.items() if median and spread.norm > 100 * median]

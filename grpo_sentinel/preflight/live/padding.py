@@ -10,7 +10,7 @@ from grpo_sentinel.preflight.live.loading import Loaded
 from grpo_sentinel.preflight.live.rollout import Batch
 from grpo_sentinel.preflight.live.scoring import logits_of, masked_mean, token_terms
 
-_SAMPLES = 8
+MOST_SAMPLES = 8
 _LEFT, _RIGHT = 7, 5
 
 
@@ -26,9 +26,9 @@ class PaddingGap:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def padding_gap(loaded: Loaded, batch: Batch) -> PaddingGap:
+def padding_gap(loaded: Loaded, batch: Batch, samples: int = MOST_SAMPLES) -> PaddingGap:
     """Score the first samples again with wider padding, and one by one without padding."""
-    count = min(_SAMPLES, len(batch.samples))
+    count = min(samples, MOST_SAMPLES, len(batch.samples))
     ids, mask, width = batch.ids_BT[:count], batch.mask_BT[:count], batch.width
     own = mask[:, -width:]
     base, entropy = token_terms(logits_of(loaded.model, ids, mask, width), ids[:, -width:])
@@ -51,4 +51,4 @@ def padding_gap(loaded: Loaded, batch: Batch) -> PaddingGap:
     )  # fmt: skip
 
 
-__all__ = ["PaddingGap", "padding_gap"]
+__all__ = ["MOST_SAMPLES", "PaddingGap", "padding_gap"]

@@ -14,6 +14,7 @@ import torch
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.environment_tokenizers import own_faults, pair_faults, read_facts
 from grpo_sentinel.preflight.live import policy_judge as judged
+from grpo_sentinel.preflight.live.budget import SAMPLING_SHARE, affordable
 from grpo_sentinel.preflight.live.engines import compare_engine
 from grpo_sentinel.preflight.live.loading import Loaded, load_policy
 from grpo_sentinel.preflight.live.padding import padding_gap
@@ -27,7 +28,8 @@ from grpo_sentinel.preflight.reward_target import Sample
 from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
 
 _REWARD_SECONDS = 20.0
-_SLACK_SECONDS = 15.0
+_PASSES = 4.0  # forwards a sample: scoring, and three for the backward
+_LAST_SECONDS = 2.0  # kept for the report itself
 
 
 def check(target: str, options: PolicyOptions) -> CheckReport:
@@ -63,7 +65,7 @@ def _run(
     try:
         batch = generate(
             policy, prompts, group_size=options.group_size, max_tokens=options.max_tokens, seed=options.seed,
-            deadline=deadline,
+            deadline=deadline - (1 - SAMPLING_SHARE) * options.timeout_seconds,
         )  # fmt: skip
     except RuntimeError as error:
         if "probability tensor" not in str(error):
@@ -73,35 +75,28 @@ def _run(
             "see the weights, the dtype (float16 overflows at 65,504), and what precedes the output layer",
         )  # fmt: skip
         return
-    batch = _affordable(policy, batch, deadline + _SLACK_SECONDS, bool(options.reference))
-    own = score(policy, batch)
-    rewards = _rewards(batch, options, notes)
+    until = deadline - _LAST_SECONDS
+    # padding's samples take three passes each: they get a fifth of what is left
+    apart = 0.2 * (until - time.monotonic())
+    batch, own, each = affordable(policy, batch, until - apart, _PASSES + bool(options.reference))
+    padded = max(1, int(apart / (3 * each)))
+    rewards = _rewards(batch, options, notes, until)
     reference = _reference(policy, batch, options, notes)
     judged.samples(notes, policy, batch, len(prompts) * options.group_size)
     judged.numbers(notes, policy, batch, own)
     judged.own_samples(notes, policy, batch, own)
     judged.precision(notes, policy, batch, own, reference)
-    judged.padding(notes, policy, padding_gap(policy, batch))
+    judged.padding(notes, policy, padding_gap(policy, batch, padded))
     judged.reference_gap(notes, batch, own, reference, _is_trained(policy, options), policy.dtype)
     judged.coefficient(notes, batch, own, reference, rewards, options)
     _step(policy, batch, own, reference, rewards, options, notes)
     for second in options.second:
-        if time.monotonic() > deadline + _SLACK_SECONDS:
+        if time.monotonic() > until:
             notes.not_seen.append(f"log-probs of {second}: the time was up (--timeout)")
             continue
         compare_engine(notes, policy, batch, own, second, options)
     if not options.second:
         notes.not_seen.append("log-probs of another engine (--second DTYPE, ATTENTION or FILE.jsonl)")
-
-
-def _affordable(policy: Loaded, batch: Batch, until: float, reference: bool) -> Batch:
-    """As many groups as can be looked at until then, by the time that scoring the first one takes; at least one."""
-    began = time.monotonic()
-    score(policy, batch.first(1))
-    passes = 5.5 + reference  # scoring, three for the backward, and padding's few samples
-    each = (time.monotonic() - began) * passes
-    groups = len(batch.samples) // batch.group_size
-    return batch.first(max(1, min(groups, int((until - time.monotonic()) / max(each, 1e-9)))))
 
 
 def _step(
@@ -141,16 +136,19 @@ def _reference(
     return scored
 
 
-def _rewards(batch: Batch, options: PolicyOptions, notes: judged.Findings) -> torch.Tensor | None:
+def _rewards(
+    batch: Batch, options: PolicyOptions, notes: judged.Findings, until: float
+) -> torch.Tensor | None:  # fmt: skip
     target = options.reward or options.reward_model
     if not target:
         notes.not_seen.append("rewards, advantages and kl_coef (--reward MODULE:FUNCTION or --reward-model DIR)")
         return None
-    trial = Trial(load_target(target), time.monotonic() + _REWARD_SECONDS)
+    seconds = max(1.0, min(_REWARD_SECONDS, (until - time.monotonic()) / 2))
+    trial = Trial(load_target(target), time.monotonic() + seconds)
     try:
         values = trial.score(batch.samples)
     except OutOfTime:
-        notes.cannot_tell("timeout", f"{target} did not score the samples in {_REWARD_SECONDS:g} s", "see check reward")
+        notes.cannot_tell("timeout", f"{target} did not score the samples in {seconds:.0f} s", "see check reward")
         return None
     bad = [one for one in values if one is None or not math.isfinite(one)]
     if bad:

@@ -101,7 +101,7 @@ def generate(
 ) -> Batch:  # fmt: skip
     """Sample `group_size` completions a prompt from the policy's own distribution: temperature 1, nothing filtered.
 
-    Stops between batches once `time.monotonic()` passes `deadline`, with at least one batch done.
+    Stops once `time.monotonic()` passes `deadline`, with at least one batch done, its completions cut short if need be.
     """
     torch.manual_seed(seed)
     pairs: list[tuple[Sample, list[int], list[int]]] = []
@@ -112,7 +112,8 @@ def generate(
         encoded = [(sample, prompt_ids(loaded, sample)) for sample in part]
         layout = lay_out(loaded, [(sample, ids, []) for sample, ids in encoded], 1)
         prompt_BP, mask_BP = layout.ids_BT[:, :-1], layout.mask_BT[:, :-1]
-        out = _sampled(loaded, prompt_BP, mask_BP, group_size, max_tokens, greedy)
+        seconds = max(1.0, deadline - time.monotonic())
+        out = _sampled(loaded, prompt_BP, mask_BP, group_size, max_tokens, greedy, seconds)
         for row, tokens in enumerate(out[:, prompt_BP.shape[1] :].tolist()):
             sample, prompt = encoded[row // group_size]
             own, ended = _until_end(loaded, tokens)
@@ -125,13 +126,14 @@ def generate(
 
 
 def _sampled(
-    loaded: Loaded, ids_BP: torch.Tensor, mask_BP: torch.Tensor, group_size: int, max_tokens: int, greedy: bool
-) -> torch.Tensor:
+    loaded: Loaded, ids_BP: torch.Tensor, mask_BP: torch.Tensor, group_size: int, max_tokens: int, greedy: bool,
+    seconds: float,
+) -> torch.Tensor:  # fmt: skip
     from transformers import GenerationConfig
 
     wanted: dict[str, Any] = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}
     config = GenerationConfig(
-        max_new_tokens=max_tokens, num_return_sequences=1, pad_token_id=loaded.tokenizer.pad_token_id,
+        max_new_tokens=max_tokens, max_time=seconds, num_return_sequences=1, pad_token_id=loaded.tokenizer.pad_token_id,
         eos_token_id=sorted(_ends(loaded)) or None, bos_token_id=loaded.tokenizer.bos_token_id, **wanted,
     )  # fmt: skip
     own, loaded.model.generation_config = loaded.model.generation_config, config  # its defaults would leak into ours
