@@ -82,7 +82,7 @@ def follow(path: str | Path) -> Iterator[Line | None]:
     name, as soon as something stands in it. Raises `SentinelError` when the file cannot be opened.
     """
     try:
-        stream = open(path, "rb")  # noqa: SIM115 - stays open as long as the caller reads
+        stream: BinaryIO = open(path, "rb")  # noqa: SIM115 - stays open as long as the caller reads
     except OSError as error:
         raise SentinelError(f"cannot read the log {path}: {error.strerror or error}; give a readable file") from error
     number, rest = 0, b""

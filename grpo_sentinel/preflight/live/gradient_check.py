@@ -144,9 +144,9 @@ def _spikes(found: Findings, by_layer: dict[str, Spread], options: GradientOptio
     found.facts["spiky_layers"] = signs
     if signs:
         found.notes.append(
-            f"in {len(signs)} of {len(by_layer)} layers the largest |gradient| is above {options.spike:g} means and ten "
-            "times the 95th percentile: few elements carry it. Transformers have that by themselves; it is a fault only "
-            "beside one-sample, one-token or layer-dominates"
+            f"in {len(signs)} of {len(by_layer)} layers the largest |gradient| is above {options.spike:g} means and "
+            "ten times the 95th percentile: few elements carry it. Transformers have that by themselves; it is a fault "
+            "only beside one-sample, one-token or layer-dominates"
         )
     norms = sorted(spread.norm for spread in by_layer.values())
     median = norms[len(norms) // 2] if norms else 0.0
