@@ -85,6 +85,8 @@ data.version_ahead | count | gauge | sum | rows with a token of newer weights th
 data.version_spans_ratio | ratio | gauge | mean | rows whose tokens come from more than two versions of the weights
 data.stale_dropped | count | gauge | sum | samples that the trainer threw away as too old before this step's batches
 data.stale_dropped_ratio | ratio | gauge | mean | stale_dropped / (stale_dropped + samples)
+data.sources | count | gauge | max | data sets among the newest 500 samples of this rank, where the trainer gives the source of a row (TRL: a column data_source, source, dataset or dataset_name)
+data.source_imbalance | | gauge | max | samples of the most frequent of these over the rarest: 1 is even
 data.sequence_length_imbalance | ratio | gauge | own | (longest - shortest) / mean of total lengths in the batch
 # ---- reward: raw, before any nan-mean of the trainer
 reward.mean | | gauge | mean | mean over finite samples of the combined reward: weighted sum of the functions, None left out
@@ -110,6 +112,7 @@ reward.zero_std_ratio | ratio | gauge | mean | groups whose rewards are all equa
 reward.all_right_ratio | ratio | gauge | mean | groups that are all equal and at the batch's maximum (too easy); absent when the whole batch is equal
 reward.all_wrong_ratio | ratio | gauge | mean | groups that are all equal and at the batch's minimum (too hard, or a broken grader); absent when the whole batch is equal
 reward.learnability_index | ratio | gauge | mean | mean over groups of sum_m C(n,m) p^m (1-p)^(n-m) sqrt(m/n (1-m/n)) with p the group's share of the higher of two scores: 0 is dead, 0.46 the most for n = 8; absent unless scores take just two values
+reward.endpoint_prompt_ratio | ratio | gauge | mean | prompts that were solved in fewer than 5 % or more than 95 % of all samples of the run so far, among the 2048 newest of this rank that came in two generation batches or more; absent below 32 of them and where rewards take more than two values
 reward.length_correlation | | gauge | mean | Pearson correlation of combined reward and completion length; absent when either does not vary
 reward.bimodality | | gauge | mean | Sarle's coefficient of the newest 200 finite combined rewards: 1/3 for a normal distribution, 5/9 for an even one, more where there are two modes, near 1 for two values; absent below 32 rewards or where all are equal
 reward.at_ceiling_ratio | ratio | gauge | mean | samples at the largest combined reward seen in the run so far

@@ -11,8 +11,10 @@ data.duplicate | prompts and completions of a generation batch, on the host | ha
 data.duplicate_over_ranks_ratio | texts of all ranks, which TRL gathers for its own log | hash, sampled
 data.version_ | versions that the trainer gives with the micro-batch | micro-batch
 data.stale_dropped | a count that the trainer gives with the micro-batch | free
+data.source | source of each row of a generation batch, on the host | generation
 data.sample_age_steps | the trainer's step counter | free
 reward. | raw scores of this rank, before the trainer's nan-mean | generation
+reward.endpoint_prompt_ratio | combined rewards beside digests of their prompts, on the host | hash
 reward.func_latency_seconds | the call of the function | free
 reward.func_failures | the call of the function | free
 reward.func_sanitized | sanitize_rewards() in the reward function | free

@@ -81,7 +81,8 @@ class Observations:
     def observe_rewards(self, rewards: Any, **details: Any) -> None:
         """Look at raw rewards: a tensor (B x F) with `func_names`, or a mapping of function name to B scores.
 
-        With `prompts_B` (texts or ids) also at the groups: one prompt each, with `completions_B` duplicates in them.
+        With `prompts_B` (texts or ids) also at groups (one prompt each, with `completions_B` duplicates in them) and at
+        how often each prompt was solved over the run; `sources_B` names the data set of each row.
         None counts as NaN. `group_size` adjacent rows belong to one prompt; see `probes.reward.observe` for the rest.
         """
         self._begin()

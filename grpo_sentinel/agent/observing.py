@@ -54,6 +54,7 @@ POLICY_NAMES = inspect.signature(policy_probe.observe).parameters.keys()
 POLICY_TENSORS = frozenset(name for name in POLICY_NAMES if "_B" in name or name == "advantages")
 REWARD_NAMES = frozenset(
     {"func_names", "extra", "identify", "weights", "group_size", "completion_lengths_B", "completions_B", "prompts_B"}
+    | {"sources_B"}
 )
 _POLICY_PROFILE = ("completion_ids_BT",)  # repetition: two sorts per row, and no bound rests on it
 _DATA_CONTEXT = ("vocab_size", "pad_id", "eos_id", "unk_id", "max_prompt_length", "max_completion_length", "group_size")
@@ -210,11 +211,11 @@ class Observer:
         names, extra = details.pop("func_names", None), details.pop("extra", {})
         identify = details.pop("identify", None)
         details.setdefault("group_size", self._context.get("group_size"))
-        prompts, size = details.pop("prompts_B", None), details["group_size"]
-        if prompts is not None:
+        prompts, size = details.get("prompts_B"), details["group_size"]
+        if prompts is not None and size:
             identify = identify or (lambda row: {"prompt_digest": digest(prompts[row])})
             both = prompts, details.get("completions_B")
-            extra = {**(self._guard.run("groups", observe_groups, *both, group_size=size or 1) or {}), **extra}
+            extra = {**(self._guard.run("groups", observe_groups, *both, group_size=size) or {}), **extra}
         readback = Readback()
         try:
             if isinstance(rewards, Mapping):

@@ -139,13 +139,15 @@ class GrpoFeed(TrainerFeed):
             completion_lengths_B=lengths,
             group_size=size if whole else None,
             completions_B=keys,
-            extra=self._host_facts(prompts, keys, whole),
+            prompts_B=None if evaluating else prompts,
+            sources_B=None if evaluating else _sources(inputs),
+            extra=self._host_facts(prompts, keys, whole and evaluating),
             identify=lambda row: dataset_id(inputs[row]) or {"prompt_digest": digest(prompts[row])},
         )
 
-    def _host_facts(self, prompts: Sequence[Any], completions: Sequence[Any], whole: bool) -> dict[str, float]:
+    def _host_facts(self, prompts: Sequence[Any], completions: Sequence[Any], groups: bool) -> dict[str, float]:
         facts: dict[str, float] = {}
-        if whole:
+        if groups:
             facts.update(self.agent.guard.run("groups", self.agent.observer.groups, prompts, completions) or {})
         for name, function in zip(self._reward_names(None), self.trainer.reward_funcs, strict=False):
             if isinstance(function, torch.nn.Module) and self.agent.observer.full:
@@ -345,6 +347,14 @@ def _algorithm(args: Any) -> str:
     if getattr(args, "importance_sampling_level", "token") == "sequence":
         return "gspo"
     return str(getattr(args, "loss_type", "grpo"))
+
+
+def _sources(inputs: Any) -> list[Any] | None:
+    """Name the data set of each row, where the rows have a column for it."""
+    rows = list(inputs)
+    first = rows[0] if rows and isinstance(rows[0], dict) else {}
+    column = next((name for name in ("data_source", "source", "dataset", "dataset_name") if name in first), None)
+    return None if column is None else [row.get(column) for row in rows]
 
 
 def _sampling_weights(args: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ NEEDS = {
     },
     "reward.func_twin_mismatch": "a group with the same completion twice",
     "reward.func_repeated": "scores of 40 bits or more in a batch",
+    "reward.endpoint_prompt_ratio": "rewards of two values, and 32 prompts that come twice (test_prompt_history)",
     "reward.func_sanitized": "a reward function that calls sanitize_rewards()",
     "optimizer.loss_scale": "a loss scaler: CUDA, or DeepSpeed in fp16 (test_deepspeed)",
     "memory.cgroup_used_bytes": "a memory cgroup",
@@ -140,6 +141,10 @@ def test_an_asynchronous_reward_function_is_timed_and_its_scores_are_read_as_any
     assert 0.05 <= found["reward.func_latency_seconds[async_reward]"] < 5
     assert found["reward.func_failures[async_reward]"] == 0
     assert 0 <= found["reward.func_mean[async_reward]"] <= 2
+
+
+def test_the_column_that_names_the_data_set_of_a_row_is_found(one):
+    assert (newest(one["everything"])["data.sources"], newest(one["everything"])["data.source_imbalance"]) == (1, 1)
 
 
 def test_ranks_that_work_on_the_same_samples_are_seen(two):

@@ -61,6 +61,6 @@ def build(folder: Path) -> Path:
 def prompts(count: int = 64):
     rng = random.Random(0)
     return [
-        {"prompt": [{"role": "user", "content": f"{a} + {b} ="}], "answer": str(a + b)}
+        {"prompt": [{"role": "user", "content": f"{a} + {b} ="}], "answer": str(a + b), "data_source": "sums"}
         for a, b in ((rng.randint(0, 9), rng.randint(0, 9)) for _ in range(count))
     ]

@@ -32,7 +32,13 @@ BY_THE_INTEGRATION = {
     "data.sample_age_steps", "policy.kl_reported_nats", "reward.func_sanitized", "memory.engine_released_bytes",
     "memory.engine_budget_bytes",
 }  # fmt: skip
-QUOTIENTS = {"ratio_max", "ratio_mean", "sampling_mult_error", "sampling_weight_mean", "sampling_ppl_ratio"}  # of any size
+QUOTIENTS = {
+    "ratio_max",
+    "ratio_mean",
+    "sampling_mult_error",
+    "sampling_weight_mean",
+    "sampling_ppl_ratio",
+}  # of any size
 NEEDS_A_CGROUP = {"memory.cgroup_used_bytes", "memory.cgroup_limit_bytes"}  # tested with files of both versions
 NEEDS_A_LIMIT = {"memory.open_files_limit"}
 
@@ -48,14 +54,17 @@ def everything():
         observe_groups(["a", "a"], ["b", "c"], group_size=2),
         shared_over_ranks([("a", "b"), ("a", "c")], rows=1, rank=0),
         harvest(
-            reward.observe(rewards, ["f", "g"], group_size=2, completion_lengths_B=[1, 2, 3, 4], history=reward.History())
+            reward.observe(
+                rewards, ["f", "g"], group_size=2, completion_lengths_B=[1, 2, 3, 4], history=reward.History()
+            )
         ).values,
         reward.observe_model("f", Head(), scores=torch.ones(1), adapters=False),
         harvest(
             policy.observe(**b, loss=1.0, beta=0.1, vocab_size=9, on_policy=False, group_size=2, scale_rewards="group")
         ).values,
         harvest(reward.observe(torch.tensor([0.0, 1.0, 1.0, 1.0]), ["f"], group_size=2)).values,
-        harvest(reward.observe(torch.arange(32.0), ["f"], history=reward.History())).values,
+        harvest(reward.observe(torch.arange(32.0), ["f"], history=reward.History(), sources_B=["s"] * 32)).values,
+        twice(torch.arange(32.0) % 2, prompts_B=list(range(32))),
         MemoryProbe().observe(),
         outside_allocator({"memory.cuda_reserved_bytes": 1.0}, 3, 8),
         LiveTensors().observe()[0],
@@ -64,7 +73,9 @@ def everything():
     for texts in ("abcdefgh" * 8, "jjklmnop" * 8):  # a group with the same completion twice, another batch's scores
         scored = reward.observe(torch.arange(64.0), ["f"], completions_B=texts, group_size=8, history=history)
         found.append(harvest(scored).values)
-    watched = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2), torch.nn.ReLU(), Router())
+    watched = torch.nn.Sequential(
+        torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2), torch.nn.ReLU(), Router()
+    )
     found.append(harvest(seen_by_hooks(watched, torch.rand(1, 2))).values)
     meter = reward.CallMeter()
     with meter.measure("f"):
@@ -88,6 +99,12 @@ def everything():
     )
     found.append(harvest(after).values)
     return {name: value for values in found for name, value in values.items()}
+
+
+def twice(rewards, **details):
+    history = reward.History()
+    first = reward.observe(rewards, ["f"], history=history, **details)
+    return harvest(first, reward.observe(rewards, ["f"], history=history, **details)).values
 
 
 def seen_by_hooks(model, inputs):

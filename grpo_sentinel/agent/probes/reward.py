@@ -54,13 +54,16 @@ def observe(
     group_size: int | None = None,
     completion_lengths_B: torch.Tensor | Sequence[int] | None = None,
     completions_B: Sequence[Any] | None = None,
+    prompts_B: Sequence[Any] | None = None,
+    sources_B: Sequence[Any] | None = None,
     history: History | None = None,
 ) -> Pack:
     """Read the raw scores of one generation batch; NaN stands for None. Groups are adjacent rows of `group_size`.
 
     The combined reward is the weighted sum over functions, NaN where every function is NaN (a function that returned
     None for a row is left out of that row, as TRL does). `completions_B` are texts, chats or ids, of which digests are
-    kept: are scores those of their own completion? `history` is updated at harvest. Functions of one name are
+    kept: are scores those of their own completion? `prompts_B` likewise, for how often each was solved over the run;
+    `sources_B` names the data set that each row comes from. `history` is updated at harvest. Functions of one name are
     told apart by a number (`length`, `length#2`). Raises ValueError when names do not fit the matrix. Never
     synchronises.
     """
@@ -88,7 +91,9 @@ def observe(
     keys: tuple[str, ...] = ()
     if completions_B is not None and len(completions_B) == len(scores_BF):
         keys = tuple(map(digest, completions_B))
-    meta = Meta(_distinct(func_names), known, len(scores_BF), group_size, lengths, history, keys)
+    prompts = tuple(map(digest, prompts_B)) if prompts_B is not None and len(prompts_B) == len(scores_BF) else ()
+    sources = tuple(sources_B) if sources_B is not None and len(sources_B) == len(scores_BF) else ()
+    meta = Meta(_distinct(func_names), known, len(scores_BF), group_size, lengths, history, keys, prompts, sources)
     with torch.no_grad():
         return Pack("reward", vector(pieces), finish, meta)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from grpo_sentinel.agent.probes.pack import Harvest, Part
+from grpo_sentinel.agent.probes.prompt_history import PromptHistory
 from grpo_sentinel.agent.probes.reward_consistency import Repeats, mismatches, twins_of
 from grpo_sentinel.agent.probes.reward_shape import Newest
 from grpo_sentinel.stats import Comoments, Moments
@@ -21,6 +22,7 @@ class History:
         self.ceiling = -math.inf
         self.newest = Newest()
         self.repeats = Repeats()
+        self.prompts = PromptHistory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Meta:
     lengths: tuple[float, ...] | bool  # True: they end the vector; False: unknown
     history: History | None
     keys: tuple[str, ...] = ()  # digests of the completions; empty: unknown
+    prompts: tuple[str, ...] = ()  # likewise
+    sources: tuple[object, ...] = ()
 
 
 def finish(parts: Sequence[Part]) -> Harvest:
@@ -50,6 +54,8 @@ def finish(parts: Sequence[Part]) -> Harvest:
     if all(part.meta.lengths is not False for part in parts):
         values.update(_correlation(combined, [length for _, _, lengths in cut for length in lengths]))
     values.update(_consistency(parts, cut))
+    if meta.history is not None:
+        values.update(meta.history.prompts.values())
     bad: tuple[int, ...] = ()
     if values["reward.nonfinite"]:
         bad = tuple(row for row, reward in enumerate(combined) if not math.isfinite(reward))[:16]
@@ -59,15 +65,18 @@ def finish(parts: Sequence[Part]) -> Harvest:
 def _consistency(
     parts: Sequence[Part], cut: Sequence[tuple[list[list[float]], list[float], Sequence[float]]]
 ) -> dict[str, float]:
-    """Ask of every batch whose completions are known whether its scores are theirs."""
+    """Ask of every batch of known completions whether its scores are theirs; remember its prompts and sources."""
     out: dict[str, float] = {}
     same = [part.meta for part in parts if part.meta.names == parts[-1].meta.names]
-    for meta, (columns, _, _) in zip(same, cut, strict=True):
+    for meta, (columns, rewards, _) in zip(same, cut, strict=True):
         named = dict(zip(meta.names, columns, strict=True))
         twins = twins_of(meta.keys, meta.group_size) if meta.group_size else ()
         for name, scores in named.items() if twins else ():
             key = f"reward.func_twin_mismatch[{name}]"
             out[key] = out.get(key, 0.0) + mismatches(scores, twins)
+        if meta.history is not None:
+            meta.history.prompts.add(meta.prompts, rewards)
+            meta.history.prompts.add_sources(meta.sources)
         if meta.history is not None and meta.keys:
             for key, flag in meta.history.repeats.look(named, meta.keys, meta.group_size).items():
                 out[key] = max(flag, out.get(key, 0.0))
