@@ -42,9 +42,11 @@ export function drawDevices(news) {
     grid("processes-table", [...new Set(ofRanks.map(([[, name]]) => name))], ranks.map((rank) => `rank ${rank}`), (name, rank) => cells.get(`${name} ${rank.slice(5)}`));
     byId("host").replaceChildren(...outside.filter(([name]) => !/\[/.test(name)).map(([name, value, sample]) =>
       make("div", null, "", make("dt", null, "", drawer(name, words(name) + (name.includes("disk") ? `, ${sample.entity}` : ""), [[nameOf(sample), sample.entity]])), make("dd", reading(name, value), wrong(name, value) ? "bad" : ""))));
-    const trouble = news.samples.flatMap((sample) => Object.entries(sample.failed).map(([name, reason]) => `${nameOf(sample)}: ${name} cannot be read: ${reason}`));
+    const failed = news.samples.flatMap((sample) => Object.entries(sample.failed).map(([name, reason]) => ({ name, reason, text: `${nameOf(sample)}: ${name} cannot be read: ${reason}` })));
+    const none = gpus.length ? null : failed.find((one) => one.name === "device.gpu_count"); // a node without GPUs is no fault
+    const trouble = failed.filter((one) => one !== none).map((one) => one.text);
     const unsupported = news.samples.filter((sample) => sample.unsupported.length).map((sample) => `${nameOf(sample)} does not offer ${sample.unsupported.map(words).join(", ")}`);
-    byId("devices-trouble").replaceChildren(...(gpus.length ? [] : [make("li", "No GPU is watched.", "quiet")]), ...trouble.map((text) => make("li", text, "bad")), ...unsupported.map((text) => make("li", text, "quiet")));
+    byId("devices-trouble").replaceChildren(...(gpus.length ? [] : [make("li", `No GPU is watched${none ? `: ${none.reason}` : ""}.`, "quiet")]), ...trouble.map((text) => make("li", text, "bad")), ...unsupported.map((text) => make("li", text, "quiet")));
     byId("devices-title").textContent = news.samples.length ? `GPUs and host, read ${since(news.wall_ns, Math.max(...news.samples.map((sample) => sample.wall_ns)))} ago` : "GPUs and host";
   });
 }
