@@ -239,6 +239,7 @@ optimizer.stale_parameters | count | gauge | same | parameters in optimizer grou
 optimizer.state_shape_mismatch | count | gauge | same | moment tensors whose shape is not their parameter's
 optimizer.bf16_swallowed_ratio | ratio | gauge | mean | sampled bf16 weights that were left bit-equal though their first moment (or gradient) is not zero
 optimizer.bf16_image_same_ratio | ratio | gauge | mean | float32 weights whose bf16 image is the same after the step, from the sample, weighted by size: what a rollout engine in bf16 sees nothing of yet; absent without float32 weights or at rate 0
+optimizer.gradient_spike_ratio | ratio | gauge | mean | elements whose squared gradient, as the optimizer got it, was more than 5000 times their second moment before the step, among those whose moment is not 0; from the sample, weighted by size, at every 16th step only (SPAM, arXiv 2501.06842)
 optimizer.tensor_std_max[of] | | gauge | max | largest standard deviation of the elements of one tensor, over `weights`, `moment1` or `moment2`, at every 16th step only; 32 or more sampled elements of each (relative standard error 13 % or less for Gaussian ones)
 optimizer.tensor_std_min[of] | | gauge | min | smallest of the same, over the tensors of two elements or more: 0 is a constant tensor (a fresh norm or bias)
 optimizer.parameter_digest | | gauge | same | 52-bit digest of a fixed sample of the weights' bits (32 or more of every tensor): replicas must be equal; absent when sharded

@@ -50,6 +50,7 @@ optimizer.moment | hashed sample of the moments | sample, sampled
 optimizer.nonfinite_moments | all moments, every 16th step | pass, sampled
 optimizer.unchanged_tensors | hashed sample of the weights, before and after the step | sample, sampled
 optimizer.sampled_tensors | hashed sample of the weights | sample, sampled
+optimizer.gradient_spike_ratio | hashed sample of gradients and second moments, every 16th step | sample, sampled
 optimizer.tensor_std | hashed sample of weights and moments, every 16th step | sample, sampled
 optimizer.bf16_image_same_ratio | hashed sample of the weights, before and after the step | sample, sampled
 optimizer.bf16_swallowed_ratio | hashed sample of the weights, before and after the step | sample, sampled

@@ -92,6 +92,8 @@ def everything():
     carried.arm(list(net.parameters()))
     net(torch.ones(1, 4).bfloat16()).sum().backward()
     found.append(harvest(gradient.observe(net.named_parameters(), clip_limit=1.0), local.pack(), carried.pack()).values)
+    watch = OptimizerProbe(full_every=1)
+    optimizer.step()
     watch.before_step(optimizer)
     optimizer.step()
     after = watch.after_step(

@@ -370,3 +370,37 @@ def test_beside_a_complex_parameter_the_real_ones_are_judged_as_ever():
     assert values["optimizer.bf16_image_same_ratio"] == 28 / 32
     std = float(wide.detach().double().std(correction=0))
     assert values["optimizer.tensor_std_max[weights]"] == pytest.approx(std, rel=1e-9)
+
+
+def test_gradients_far_above_their_second_moment_are_counted_where_they_are():
+    parameters = [torch.nn.Parameter(torch.randn(32)), torch.nn.Parameter(torch.randn(64))]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    watch = OptimizerProbe(full_every=2)
+
+    def step(spiked=0, zeros=0):
+        for p in parameters:
+            p.grad = torch.full_like(p, 0.1)
+        parameters[0].grad[:spiked] = 10.0
+        parameters[0].grad[32 - zeros :] = 0.0
+        watch.before_step(optimizer)
+        before = {p: optimizer.state[p]["exp_avg_sq"].clone() for p in parameters if optimizer.state[p]}
+        optimizer.step()
+        found = harvest(watch.after_step(optimizer)).values.get("optimizer.gradient_spike_ratio")
+        pairs = [(p.grad.double() ** 2, v.double()) for p, v in before.items()]
+        judged = sum(int((v > 0).sum()) for _, v in pairs)
+        return found, sum(int(((v > 0) & (g > 5000 * v)).sum()) for g, v in pairs) / judged if judged else None
+
+    assert step(zeros=4) == (None, None), "before the first update there is no moment"
+    assert step(spiked=5, zeros=4)[0] is None, "every second step only"
+    found, expected = step(spiked=5, zeros=4)
+    assert found == expected == 0, "5 elements have a large moment by now"
+    step()
+    optimizer.state[parameters[0]]["exp_avg_sq"].fill_(1e-6)
+    found, expected = step(spiked=5)
+    assert found == pytest.approx(expected)
+    assert expected == pytest.approx((5 + 27) / 96), "0.01 against 1e-6 is 10000 times"
+    plain = torch.optim.SGD(parameters, lr=1e-3)
+    other = OptimizerProbe(full_every=1)
+    other.before_step(plain)
+    plain.step()
+    assert "optimizer.gradient_spike_ratio" not in harvest(other.after_step(plain)).values

@@ -3,7 +3,7 @@
     exact, every step         norm, largest element and non-finite state of every weight tensor (one pass)
     exact, every `full_every` non-finite moments
     hashed sample             update norm, moment norms, unchanged tensors, updates swallowed by bf16, digest
-    the same, `full_every`    deviation of every weight and moment tensor
+    the same, `full_every`    deviation of every weight and moment tensor, gradients far above their second moment
 
 The sample holds at least `sample_per_tensor` elements of every tensor and more of the large ones, at fixed positions. A
 norm of n sampled elements estimates that of all with a relative standard error near sqrt((kurtosis - 1) / 4n): about
@@ -25,6 +25,7 @@ from grpo_sentinel.agent.probes.pack import Pack, vector, wide_dtype
 
 _EXTRA_ROWS = 128
 _DIGEST_BITS = 52
+_SPIKE = 5000.0  # Huang et al. 2025, SPAM
 _MOMENTS = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",))
 
 
@@ -47,6 +48,7 @@ class OptimizerProbe:
         self._replicated = replicated
         self._before: torch.Tensor | None = None
         self._voted: tuple[int, torch.Tensor] | None = None  # sample of the last digest, and the weights' version then
+        self._second: torch.Tensor | None = None  # sample of the second moments before the step, where they are due
         self._calls = 0
         self._skips = optimizer_facts.SkipCounter()
         self._factors: torch.Tensor | None = None
@@ -59,6 +61,7 @@ class OptimizerProbe:
             weights = self._weights(optimizer)
             fresh = voted is not None and voted[0] == _version(weights)
             self._before = voted[1] if voted and fresh else sample.gather(weights.flats, weights.plan.cuts)
+            self._second = _moments(optimizer, weights).get(2) if self._seldom(self._calls + 1) else None
 
     def after_step(
         self,
@@ -81,6 +84,7 @@ class OptimizerProbe:
         """
         named = list(named_parameters) if named_parameters is not None else None
         before, self._before = self._before, None
+        second, self._second = self._second, None
         self._calls += 1
         facts = optimizer_facts.observe(optimizer, named, learning_rate_expected, held_elsewhere)
         facts.update(self._skips.observe(scaler, engine))
@@ -92,7 +96,7 @@ class OptimizerProbe:
         facts["optimizer.step_applied"] = float(applied)
         with torch.no_grad():
             weights = self._weights(optimizer)
-            values, layout = self._read(optimizer, weights, before, facts, named, full)
+            values, layout = self._read(optimizer, weights, (before, second), facts, named, full)
         return Pack("optimizer", values, finish, layout)
 
     def digest(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
@@ -121,16 +125,19 @@ class OptimizerProbe:
         self,
         optimizer: torch.optim.Optimizer,
         weights: _Weights,
-        before: torch.Tensor | None,
+        earlier: tuple[torch.Tensor | None, torch.Tensor | None],
         facts: dict[str, float],
         named: Sequence[tuple[str, torch.nn.Parameter]] | None,
         full: bool,
     ) -> tuple[torch.Tensor, Layout]:
         extremes = norms.read(weights.flats)
         pieces: dict[str, torch.Tensor] = {"weights": extremes.raw}
-        seldom = bool(self._full_every) and self._calls % self._full_every == 1 % self._full_every
+        before, second = earlier
+        seldom = self._seldom(self._calls)
         if full:
             self._read_sample(optimizer, weights, before, pieces, seldom)
+            if second is not None:
+                pieces.update(_spikes(weights, second))
         if seldom:
             pieces.update(_nonfinite_moments(optimizer, weights.parameters))
         layout = Layout(
@@ -143,6 +150,10 @@ class OptimizerProbe:
             optimizer=id(optimizer),
         )
         return vector(list(pieces.values())), layout
+
+    def _seldom(self, call: int) -> bool:
+        """Tell whether what is costlier is due in this call: the first, and every `full_every` after it."""
+        return bool(self._full_every) and call % self._full_every == 1 % self._full_every
 
     def _read_sample(
         self,
@@ -230,6 +241,17 @@ def _gradients(weights: _Weights) -> torch.Tensor:
     """Sample the gradients, for optimizers without a first moment; a missing gradient moves nothing."""
     views = [None if parameter.grad is None else flat(parameter.grad) for parameter in weights.parameters]
     return sample.gather(_fitting(views, weights.flats), weights.plan.cuts)
+
+
+def _spikes(weights: _Weights, second: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Count per row the squared gradients far above their second moment before the step, and what was judged."""
+    gradient, moment = _wide(_real(_gradients(weights))), _wide(_real(second))
+    if gradient.shape != moment.shape:
+        return {}
+    judged = moment > 0
+    spiked = judged & (gradient * gradient > _SPIKE * moment)
+    counts = torch.stack([spiked, judged]).view(2, -1, weights.plan.width).sum(2)
+    return {"spiked": counts[0], "spiked_of": counts[1]}
 
 
 def _fitting(views: Sequence[torch.Tensor | None], flats: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

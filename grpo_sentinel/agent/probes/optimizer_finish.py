@@ -86,6 +86,7 @@ def _shares(values: dict[str, float]) -> None:
     for signal, part, whole in (
         ("optimizer.bf16_swallowed_ratio", "swallowed", "meant"),
         ("optimizer.bf16_image_same_ratio", "image_same", "image_of"),
+        ("optimizer.gradient_spike_ratio", "spiked", "spiked_of"),
     ):
         top, bottom = values.pop(part, 0.0), values.pop(whole, 0.0)
         if bottom:
@@ -129,6 +130,9 @@ def _updates(raw: dict[str, torch.Tensor], layout: Layout) -> dict[str, float]:
         "optimizer.sampled_tensors": float(count),
         "optimizer.unchanged_tensors": float(count - int(changed.count_nonzero())),
     }
+    for name in ("spiked", "spiked_of"):
+        if name in raw:
+            out[name] = float(raw[name] @ layout.plan.weight)
     if not layout.facts.get("optimizer.learning_rate", 1.0):
         return out
     if "meant" in raw:
