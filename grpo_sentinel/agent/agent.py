@@ -18,6 +18,7 @@ import torch
 from grpo_sentinel.agent import arguments
 from grpo_sentinel.agent.arguments import fails_open
 from grpo_sentinel.agent.capture.capture import Capture
+from grpo_sentinel.agent.collectives import Collectives
 from grpo_sentinel.agent.compilation import CompileWatch
 from grpo_sentinel.agent.core import Core, Outcome
 from grpo_sentinel.agent.governor import Governor
@@ -68,6 +69,7 @@ class Agent(Observations):
         self.failed = False  # an exception left the trainer and no step has ended since
         self.active = True
         self.capture: Capture | None = None  # takes evidence; None where it is off
+        self.collectives: Collectives | None = None  # tells of torch's flight recorder; None where that is off
         self.interrupted: Callable[[], None] = lambda: None  # notes for the sidecar that Ctrl-C came here
         self.updates = UpdateWatch(self._vote_on_update, self.observer, guard, enter=self.enter, leave=self.leave)
         self._optimizers = OptimizerHooks(self.updates)
@@ -200,6 +202,8 @@ class Agent(Observations):
             return
         if self.capture is not None:
             self.guard.essential("capture", self.capture.exception, error, where)
+        if self.collectives is not None:
+            self.guard.run("collectives", self.collectives.write)
         body = {"type": type(error).__name__, "message": arguments.text(error)[:800], "where": where}
         self.event(
             "exception", {**body, "phase": self.phases.now.name.lower(), "traceback": short_traceback(error)[-900:]}
@@ -411,6 +415,8 @@ class Agent(Observations):
         for action in reversed(self._on_close):
             self.guard.essential("detach", action)
         self.guard.run("compile", self._compiling.close)
+        if self.collectives is not None:
+            self.guard.run("collectives", self.collectives.close)
         self.guard.run("processor", self.processor.close)
         self.guard.run("optimizer hooks", self._optimizers.detach)
         self.guard.essential("watch", self.observer.close)

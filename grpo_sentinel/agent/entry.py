@@ -19,6 +19,7 @@ import torch.distributed as dist
 from grpo_sentinel.agent.agent import Agent
 from grpo_sentinel.agent.arguments import shown
 from grpo_sentinel.agent.capture.capture import Capture
+from grpo_sentinel.agent.collectives import Collectives, find_dump, own_files
 from grpo_sentinel.agent.core import Core
 from grpo_sentinel.agent.guard import Guard, say
 from grpo_sentinel.agent.halt import HaltDesk
@@ -140,9 +141,8 @@ def _build(settings: Any, run_id: Any) -> Agent | NullAgent:
     guard.on_failure(
         lambda probe, reason, trace: agent.event("probe_error", {"probe": probe, "error": reason, "traceback": trace})
     )
-    agent.event(
-        "core", {"voting": agent.core.voting, "over": handshake.over, "reason": handshake.reason, "world": world}
-    )
+    told = {"voting": agent.core.voting, "over": handshake.over, "reason": handshake.reason, "world": world}
+    agent.event("core", {**told, **({"flight_recorder_files": own} if (own := own_files()) else {})})
     if not agent.core.voting:
         say(
             f"step vote off on every rank ({handshake.reason}): the gate is local, halting is refused; "
@@ -153,6 +153,8 @@ def _build(settings: Any, run_id: Any) -> Agent | NullAgent:
         agent.interrupted = partial(write_ended, directory, signal.SIGINT, "interrupt", os.getpid())
         if settings.capture != "off":
             agent.capture = guard.run("capture", Capture, agent, directory.name)
+        if world > 1 and (dump := find_dump()) is not None:
+            agent.collectives = guard.run("collectives", Collectives, directory, rank, dump)
     guard.run("stacks", _answer_stack_signal, directory, rank)
     guard.run("sigterm", _note_sigterm, directory, rank)
     guard.run("exceptions", _watch_uncaught)

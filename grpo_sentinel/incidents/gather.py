@@ -67,7 +67,10 @@ class Gatherer:
         changes = self._from_history(lambda reader: reader.transitions(about.run_id), missing) or []
         requests = self._from_history(lambda reader: reader.requests(about.run_id), missing) or []
         events = [*self._events(known)]
-        attached = (*self._stacks(known, missing), *self._logs(missing), *self._captured(events, missing))
+        attached = (
+            *self._stacks(known, missing), *self._collectives(known, events), *self._logs(missing),
+            *self._captured(events, missing),
+        )  # fmt: skip
         if "tensors" in missing and (gave_way := why_not_captured([*requests, snapshot.halt])):
             missing["tensors"] = gave_way
         return Source(
@@ -167,6 +170,20 @@ class Gatherer:
         if not fresh:
             missing["stacks"] = "none were taken"
         return [Attached(name=f"stacks/{path.name}", source=path, what="stacks") for path in fresh]
+
+    def _collectives(self, known: Known, events: Collection[EventRecord]) -> list[Attached]:
+        """What the flight recorders said, and what torch itself dumped where the user has it do so: kept unopened."""
+        since = known.about.opened_wall_ns - _BEFORE_NS
+        files = [] if known.directory is None else sorted(known.directory.glob("rank-*.collectives.json"))
+        out = [(path.name.replace(".collectives", ""), path) for path in files]
+        for event in events:
+            dumped = event.body.get("flight_recorder_files") if event.kind == "core" else None
+            if isinstance(dumped, str) and dumped:
+                out.append((f"rank-{event.rank:05d}.pickle", Path(f"{dumped}{event.rank}")))
+        return [
+            Attached(name=f"collectives/{name}", source=path, what="collectives")
+            for name, path in dict(out).items() if _changed_since(path, since)
+        ]  # fmt: skip
 
     def _captured(self, events: Collection[EventRecord], missing: dict[str, str]) -> list[Attached]:
         return captured(events, spool_dir(self.state_dir), self.config.samples, missing)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from grpo_sentinel.incidents import collectives
 from grpo_sentinel.records import RankIdentity
 from grpo_sentinel.scrub import scrub
 
@@ -49,9 +50,11 @@ def write_stacks(
     """
     py_spy = find_py_spy()
     parts = [f"stacks of {len(identities)} rank(s): {reason}\n"]
+    before = collectives.asked(directory, [identity.rank for identity in identities])
     for identity in identities:
         parts.append(f"\n==== rank {identity.rank}, pid {identity.pid} on {identity.host}\n")
         parts.append(_stack_of(identity, directory, py_spy, send))
+    parts.append(collectives.answers(directory, before))
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     partial.write_text("".join(parts), encoding="utf-8", errors="backslashreplace")

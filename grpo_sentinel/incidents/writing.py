@@ -6,7 +6,7 @@ findings.json              newest state of every finding, and every transition
 run.json                   ranks, requests, checkpoints, node, versions
 config.json                settings of trainer and sentinel, secrets removed
 steps/rank-00003.jsonl.gz  one record a line, as the rank pushed it; NaN and infinities as text
-events.jsonl  device.jsonl.gz  stacks/  logs/  tensors/  captures/
+events.jsonl  device.jsonl.gz  stacks/  collectives/  logs/  tensors/  captures/
 """
 
 from __future__ import annotations
