@@ -8,7 +8,7 @@ from grpo_sentinel.reporting.gather import RunReport
 
 
 def markdown(report: RunReport) -> str:
-    """Write the report; plots are given as a table of their first, last and extreme values."""
+    """Write the report; of each plot stay its first, last and extreme values, and a line of blocks."""
     out = [f"# Run {cell(report.run_id)}", "", cell(words.headline(report)), ""]
     out += table(("", ""), words.facts(report))
     out += ["", "## Layers", "", *table(("layer", "what was seen"), list(report.layers.items()))]
@@ -19,7 +19,7 @@ def markdown(report: RunReport) -> str:
         out += [f"  - try: {cell(remedy)}" for remedy in root.remedies]
     out += [] if words.chains(report) else ["none above a note"]
     out += [f"- {cell(line)}" for line in words.notes(report)]
-    out += ["", "## Signals", "", *table(words.VALUE_HEAD, words.value_rows(report))]
+    out += ["", "## Signals", "", *table((*words.VALUE_HEAD, "over the run"), words.drawn_rows(report))]
     out += ["", "## Ranks", "", *table(words.RANK_HEAD, words.rank_rows(report))]
     out += ["", "## Settings of the trainer", "", *table(("setting", "value"), words.setting_rows(report))]
     return "\n".join(out) + "\n"

@@ -10,11 +10,13 @@ from typing import Any
 from grpo_sentinel.incidents.report import finding_line
 from grpo_sentinel.records import Finding, HaltState, Severity
 from grpo_sentinel.reporting.gather import Plot, RunReport
+from grpo_sentinel.reporting.sparkline import sparkline, thinned
 
 VALUE_HEAD = ("signal", "unit", "first", "last", "lowest", "highest", "not finite")
 RANK_HEAD = ("rank", "host", "state", "newest step", "phase")
 _MOST_FINDINGS = 50
 _MOST_SETTINGS = 60
+_BLOCKS_WIDE = 32
 
 
 def headline(report: RunReport) -> str:
@@ -71,6 +73,21 @@ def value_rows(report: RunReport) -> list[tuple[str, ...]]:
     return [row for plot in report.plots if (row := _values(plot)) is not None]
 
 
+def drawn_rows(report: RunReport) -> list[tuple[str, ...]]:
+    """The same with a line of blocks: that of the rank whose values part furthest, as its name says."""
+    return [(*row, _blocks(plot)) for plot in report.plots if (row := _values(plot)) is not None]
+
+
+def _blocks(plot: Plot) -> str:
+    lines = {rank: [value for _, value in line] for rank, line in plot.lines.items() if line}
+    rank = max(lines, key=lambda one: _spread(lines[one]))
+    return sparkline(thinned(lines[rank], _BLOCKS_WIDE)) + (f" rank {rank}" if len(lines) > 1 else "")
+
+
+def _spread(values: list[float]) -> float:
+    return max(values) - min(values) if all(map(math.isfinite, values)) else math.inf
+
+
 def _values(plot: Plot) -> tuple[str, ...] | None:
     points = sorted(point for line in plot.lines.values() for point in line)
     finite = [(step, value) for step, value in points if math.isfinite(value)]
@@ -119,4 +136,15 @@ def _span(report: RunReport) -> str:
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-__all__ = ["RANK_HEAD", "VALUE_HEAD", "chains", "facts", "headline", "notes", "rank_rows", "setting_rows", "value_rows"]
+__all__ = [
+    "RANK_HEAD",
+    "VALUE_HEAD",
+    "chains",
+    "drawn_rows",
+    "facts",
+    "headline",
+    "notes",
+    "rank_rows",
+    "setting_rows",
+    "value_rows",
+]

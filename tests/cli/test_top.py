@@ -15,8 +15,8 @@ import pytest
 from run_support import HERE, Started, cli, until
 
 from grpo_sentinel.cli.top.state import Ask, State, View, press
-from grpo_sentinel.cli.top.trend import sparkline
 from grpo_sentinel.records import Action
+from grpo_sentinel.reporting.sparkline import sparkline, thinned
 
 FAKE = HERE / "fake_trainer.py"
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux, a terminal to look at")
@@ -148,3 +148,14 @@ def test_a_sparkline_shows_peaks_and_what_is_not_finite() -> None:
     assert sparkline([5, 5]) == "▄▄"
     assert sparkline([math.nan]) == "!"
     assert sparkline([-1e308, 1e308]) == "▄▄"
+
+
+def test_a_spike_and_a_value_that_is_not_finite_stay_when_a_line_is_thinned() -> None:
+    line = [1.0 + 0.01 * (step % 3) for step in range(1000)]
+    line[500], line[700] = 9.0, math.nan
+    found = thinned(line, 40)
+    assert len(found) == 40
+    assert found.count(9.0) == 1
+    assert sum(map(math.isnan, found)) == 1
+    assert thinned([math.nan] * 100, 10) != []
+    assert thinned([1.0, 2.0], 10) == [1.0, 2.0]

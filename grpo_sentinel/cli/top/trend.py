@@ -6,13 +6,13 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+from grpo_sentinel.reporting.sparkline import sparkline
 from grpo_sentinel.views import RankStatus
 
 SHOWN = (
     ("reward", "reward.mean"), ("kl", "policy.kl_k3_nats"), ("entropy", "policy.entropy_nats"),
     ("grad norm", "gradient.norm_preclip"), ("step s", "time.step_seconds"),
 )  # fmt: skip
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _KEPT = 200
 
 
@@ -51,17 +51,3 @@ class Trends:
 
 def _not_finite_last(value: float) -> tuple[bool, float]:
     return (not math.isfinite(value), value if math.isfinite(value) else 0.0)
-
-
-def sparkline(values: list[float]) -> str:
-    """One block per value between the lowest and the highest; `!` for what is not finite."""
-    finite = [value for value in values if math.isfinite(value)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
-    span = high - low
-
-    def block(value: float) -> str:
-        if not math.isfinite(value):
-            return "!"
-        return _BLOCKS[3] if span <= 0 or not math.isfinite(span) else _BLOCKS[round((value - low) / span * 7)]
-
-    return "".join(map(block, values))
