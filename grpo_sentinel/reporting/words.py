@@ -81,7 +81,8 @@ def drawn_rows(report: RunReport) -> list[tuple[str, ...]]:
 def _blocks(plot: Plot) -> str:
     lines = {rank: [value for _, value in line] for rank, line in plot.lines.items() if line}
     rank = max(lines, key=lambda one: _spread(lines[one]))
-    return sparkline(thinned(lines[rank], _BLOCKS_WIDE)) + (f" rank {rank}" if len(lines) > 1 else "")
+    drawn = sparkline(thinned(lines[rank], _BLOCKS_WIDE)).replace("!", "×")  # "!" means something in Markdown
+    return f"{drawn} rank {rank}" if len(lines) > 1 else drawn
 
 
 def _spread(values: list[float]) -> float:
