@@ -24,6 +24,7 @@ from grpo_sentinel.preflight.data_shapes import (
 from grpo_sentinel.preflight.data_sources import expand, read_rows
 from grpo_sentinel.preflight.report import CheckReport, gravest_first
 from grpo_sentinel.preflight.reward_cases import PERTURBATIONS, Perturbation
+from grpo_sentinel.preflight.reward_head import MOST
 from grpo_sentinel.preflight.reward_judge import CASES, RewardJudge
 from grpo_sentinel.preflight.reward_model import ModelScorer, load_model
 from grpo_sentinel.preflight.reward_target import FunctionScorer, Sample, Scorer, load_object
@@ -43,6 +44,7 @@ class RewardOptions:
     min_rank_correlation: float = 0.7
     max_length: int = 2048  # characters: lengths are tried up to 1.1 times this
     max_head_bias: float = 0.5
+    max_head_loss: float = MOST
     max_seconds_per_sample: float = 1.0
     timeout_seconds: float = 50.0
     perturbations: str = ""  # MODULE with PERTURBATIONS
@@ -64,6 +66,8 @@ def check_reward(target: str, data: Sequence[str], options: RewardOptions | None
                               "was up (--timeout)")  # fmt: skip
     try:
         judge.scores()
+        if isinstance(scorer, ModelScorer):
+            judge.head(options.max_head_loss)
         judge.determinism()
         judge.canaries()
         judge.perturbed(perturbations, options.max_std, options.min_rank_correlation)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.report import Fault, excerpt
 from grpo_sentinel.preflight.reward_cases import Perturbation, canaries, of_lengths
+from grpo_sentinel.preflight.reward_head import head_loss
 from grpo_sentinel.preflight.reward_target import Sample
 from grpo_sentinel.preflight.reward_trial import Trial, finite_pairs, spearman
 
@@ -136,6 +137,22 @@ class RewardJudge:
                 "offset",
                 f"scores lie at {statistics.fmean(finite):.4g}, standard deviation {std:.4g}",
                 "an un-zeroed head bias, or un-centred training: subtract the mean",
+            )
+
+    def head(self, most: float) -> None:
+        """Loss of the reward's head on labelled samples (S20)."""
+        found = head_loss(self._trial, self._gold)
+        if found is None:
+            self.not_seen.append("loss of the head: the data holds neither chosen and rejected nor rewards")
+            return
+        self.facts["head_loss"] = {"kind": found.kind, "loss": found.value, "samples": found.count}
+        self.looked_at.append(f"loss of the head on {found.count} {found.kind}")
+        if found.value > most:
+            self._fault(
+                Level.DOUBTFUL,
+                "head-loss",
+                found.says(),
+                "train it further, or on data like yours: it does not tell these answers apart",
             )
 
     def determinism(self) -> None:
@@ -293,7 +310,7 @@ class RewardJudge:
         self._fault(
             Level.CANNOT_TELL,
             "timeout",
-            f"it did not finish within {seconds:g} s; the rest was not tried",
+            f"it did not finish within {seconds:.3g} s; the rest was not tried",
             "see what it waits for; raise --timeout when it is only slow",
         )
 

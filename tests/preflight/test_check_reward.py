@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,10 @@ def any_number(completions, **kw):
 def hangs(completions, **kw):
     time.sleep(60)
 
+def slow(completions, answer, **kw):
+    time.sleep(0.01 * len(completions))
+    return good(completions, answer)
+
 def none(completions, answer, **kw):
     return [None if a == "7" else g for a, g in zip(answer, good(completions, answer))]
 
@@ -130,6 +136,15 @@ def test_a_reward_that_hangs_ends_at_the_deadline(world: tuple[str, str]) -> Non
     report = check_reward(f"{world[0]}:hangs", [world[1]], RewardOptions(timeout_seconds=0.3))
     assert codes(report) == {"timeout"}
     assert report.seconds < 20
+
+
+def test_a_slow_reward_is_tried_on_as_many_samples_as_there_is_time_for_and_says_how_many_were_left_out(
+    world: tuple[str, str],
+) -> None:
+    report = check_reward(f"{world[0]}:slow", [world[1]], RewardOptions(timeout_seconds=2.0))
+    assert report.seconds < 10
+    assert any("of 20 samples" in line and "--timeout" in line for line in report.not_seen)
+    assert check_reward(f"{world[0]}:good", [world[1]]).facts["canaries"]["empty"]["cases"] == 20  # type: ignore[index]
 
 
 def test_scores_out_of_the_given_range_and_perturbations_of_ones_own_are_judged(world: tuple[str, str]) -> None:
@@ -194,6 +209,46 @@ def test_a_reward_model_is_loaded_scored_and_its_state_read_by_the_agents_probe(
         "raises",
     }
     assert any("freezes" in line for line in report.not_seen)
+
+
+def test_the_loss_of_a_head_is_that_of_its_pairs_or_labels() -> None:
+    from grpo_sentinel.preflight.reward_head import head_loss
+    from grpo_sentinel.preflight.reward_target import Sample
+    from grpo_sentinel.preflight.reward_trial import Trial
+
+    class Model:
+        name, is_model = "model", True
+
+        def __init__(self, taste: float) -> None:
+            self.taste = taste
+
+        def score(self, samples: Any) -> list[float]:
+            return [self.taste if one.completion.startswith("good") else -self.taste for one in samples]
+
+    def loss(taste: float, rows: list[dict[str, Any]]) -> Any:
+        samples = [Sample(prompt=[("", "q")], completion="good", columns=row) for row in rows]
+        return head_loss(Trial(Model(taste), time.monotonic() + 10), samples)
+
+    pairs: list[dict[str, Any]] = [
+        {"chosen": "good", "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "bad"}]}
+    ] * 6
+    assert loss(3.0, pairs).value == pytest.approx(math.log1p(math.exp(-6.0)))
+    assert loss(0.0, pairs).value == pytest.approx(math.log(2))
+    assert "alarm above 0.5" in loss(0.0, pairs).says()
+    labels = loss(0.25, [{"reward": 1.0}] * 6)
+    assert (labels.kind, labels.value) == ("labels", pytest.approx(0.5625))
+    assert loss(1.0, [{"answer": "4"}] * 6) is None
+    assert loss(1.0, pairs[:2]) is None
+
+
+@pytest.mark.torch
+def test_a_head_that_knows_nothing_of_the_datas_pairs_is_told(model_dir: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"what is {n}?", "chosen": f"it is {n}", "rejected": f"no idea of {n}"} for n in range(12)]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    report = check_reward(str(model_dir), [str(path)], RewardOptions(samples=8))
+    found = next(fault for fault in report.faults if fault.code == "head-loss")
+    assert "8 pairs" in found.message
 
 
 @pytest.mark.torch

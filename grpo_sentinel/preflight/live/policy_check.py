@@ -24,6 +24,7 @@ from grpo_sentinel.preflight.policy import PolicyOptions
 from grpo_sentinel.preflight.prompts import built_in_prompts, read_prompts
 from grpo_sentinel.preflight.report import CheckReport, Fault, gravest_first
 from grpo_sentinel.preflight.reward import load_target
+from grpo_sentinel.preflight.reward_head import head_loss
 from grpo_sentinel.preflight.reward_target import Sample
 from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
 
@@ -80,7 +81,7 @@ def _run(
     apart = 0.2 * (until - time.monotonic())
     batch, own, each = affordable(policy, batch, until - apart, _PASSES + bool(options.reference))
     padded = max(1, int(apart / (3 * each)))
-    rewards = _rewards(batch, options, notes, until)
+    rewards = _rewards(batch, prompts, options, notes, until)
     reference = _reference(policy, batch, options, notes)
     judged.samples(notes, policy, batch, len(prompts) * options.group_size)
     judged.numbers(notes, policy, batch, own)
@@ -137,7 +138,7 @@ def _reference(
 
 
 def _rewards(
-    batch: Batch, options: PolicyOptions, notes: judged.Findings, until: float
+    batch: Batch, prompts: Sequence[Sample], options: PolicyOptions, notes: judged.Findings, until: float
 ) -> torch.Tensor | None:  # fmt: skip
     target = options.reward or options.reward_model
     if not target:
@@ -147,6 +148,8 @@ def _rewards(
     trial = Trial(load_target(target), time.monotonic() + seconds)
     try:
         values = trial.score(batch.samples)
+        if options.reward_model and not options.reward:
+            judged.reward_head(notes, head_loss(trial, [one for one in prompts if one.completion]))
     except OutOfTime:
         notes.cannot_tell("timeout", f"{target} did not score the samples in {seconds:.0f} s", "see check reward")
         return None

@@ -16,6 +16,7 @@ from grpo_sentinel.preflight.live.scoring import Scores, Terms, k3, masked_mean
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.policy import PolicyOptions
 from grpo_sentinel.preflight.report import Fault
+from grpo_sentinel.preflight.reward_head import MOST, HeadLoss
 
 _TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats, mean over tokens
 _KL_AT_START = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-3, "bfloat16": 1e-2}
@@ -178,6 +179,17 @@ def reference_gap(
     elif mean > _MOST_KL:
         found.doubtful("kl-high", f"KL to the reference is {mean:.3g} nats a token; 0.01 to 0.5 is usual",
                        "raise beta, lower the learning rate, or go back to an earlier checkpoint")  # fmt: skip
+
+
+def reward_head(found: Findings, loss: HeadLoss | None) -> None:
+    """Loss of the reward model's head where the data has labels (S20)."""
+    if loss is None:
+        found.not_seen.append("loss of the reward's head: the data holds neither chosen and rejected nor rewards")
+        return
+    found.facts["reward_head"] = {"kind": loss.kind, "loss": loss.value, "samples": loss.count}
+    found.looked_at.append(f"loss of the reward's head on {loss.count} {loss.kind}")
+    if loss.value > MOST:
+        found.doubtful("head-loss", loss.says(), "see check reward: it does not tell these answers apart")
 
 
 def coefficient(
