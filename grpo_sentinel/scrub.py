@@ -30,7 +30,7 @@ _SECRET_KEY = re.compile(
 )
 _SECRET_VARIABLE = re.compile(_SECRET_KEY.pattern + r"|notify_urls|otlp\w*_headers", re.IGNORECASE)
 _OWNER = r"hub|hf|access|auth|api|bearer|refresh|session|act|read|write|bot|github|gitlab|slack"
-_OPTION = rf"(?<!-)--?(?:[\w-]{{0,64}}[_-])?(?:(?:{_OWNER})[_-]token|token|password|passwd|secret|api[_-]?key)"
+_OPTION = rf"(?<![\w-])--?(?:[\w-]{{0,64}}[_-])?(?:(?:{_OWNER})[_-]token|token|password|passwd|secret|api[_-]?key)"
 _NAME = (
     rf"(?i:[\w-]{{0,64}}(?:secret|passw(?:or)?d|api[_-]?key|credential)[\w-]{{0,64}}|[\w-]{{0,64}}(?:{_OWNER})[_-]?token)"
     r"|(?!(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|SPECIAL)_)[A-Z0-9_]*TOKEN"
