@@ -301,7 +301,9 @@ def test_a_closed_bundle_is_packed_where_that_is_configured(tmp_path: Path) -> N
     world.close()
 
 
-def test_a_bundle_that_is_dear_to_write_is_written_anew_more_seldom(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_that_is_dear_to_write_is_written_anew_more_seldom(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spent = itertools.count(0, 10**9)  # every writing costs a second of CPU
     monkeypatch.setattr("grpo_sentinel.incidents.recorder.time.thread_time_ns", lambda: next(spent))
     world.step()
