@@ -276,7 +276,7 @@ time.vote_wait_seconds | seconds | gauge | own | time this rank waited in the st
 time.data_wait_seconds | seconds | gauge | max | waiting for the data loader
 time.tokens_per_second | tokens/s | gauge | sum | completion tokens trained on per second
 # ---- sentinel: the agent about itself
-sentinel.agent_seconds | seconds | gauge | max | self time of the agent in this step
+sentinel.agent_seconds | seconds | gauge | max | self time of the agent in this step, without the time in which the processor ran something else
 sentinel.agent_share | ratio | gauge | max | agent_seconds / step time
 sentinel.agent_allowed_seconds | seconds | gauge | max | self time that a step may take on average: overhead_share of the median step time, or overhead_floor_seconds where that is more
 sentinel.agent_plain_seconds | seconds | gauge | max | median self time of the steps without the costly probes: vote, non-finite checks and bounds, which are never thinned; above agent_allowed_seconds no sampling is enough. Absent while every step is whole
