@@ -10,6 +10,7 @@ import csv
 import glob
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -262,30 +263,36 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
             line = stream.readline(MAX_ROW_BYTES)
 
 
+_CHUNK = 1 << 20
+_NEXT = re.compile(r"[ \t\r\n,]*")
+
+
 def _json_list(source: str, head: bytes, stream: BinaryIO) -> Iterator[Row]:
     """Objects of one JSON list, decoded as they come: the list is never held as a whole."""
     text = io.TextIOWrapper(io.BufferedReader(_Joined(head, stream)), encoding="utf-8-sig", errors="surrogateescape")
     decode = json.JSONDecoder().raw_decode
-    buffer = text.read(1 << 20).lstrip()[1:]
-    number = 0
+    buffer = text.read(_CHUNK).lstrip()
+    at, number = 1, 0  # behind the bracket
     while True:
-        buffer = buffer.lstrip(" \t\r\n,")
-        if buffer.startswith("]"):
+        at = _NEXT.match(buffer, at).end()  # type: ignore[union-attr]  # matches always
+        if buffer.startswith("]", at):
             return
         number += 1
-        while True:
-            try:
-                value, end = decode(buffer)
-                break
-            except ValueError as error:
-                more = text.read(max(1 << 20, len(buffer))) if len(buffer) < MAX_ROW_BYTES else ""
-                if not more:
-                    yield Row(source, number, None, None, f"the list does not go on: {error}", "unreadable")
-                    return
-                buffer += more
-        buffer = buffer[end:]
-        if len(buffer) < 1 << 16:
-            buffer += text.read(1 << 20)
+        try:
+            value, end = decode(buffer, at)
+        except RecursionError:
+            yield Row(source, number, None, None, "nested too deeply", "unreadable")
+            return
+        except ValueError as error:
+            more = text.read(max(_CHUNK, len(buffer) - at)) if len(buffer) - at < MAX_ROW_BYTES else ""
+            if not more:
+                yield Row(source, number, None, None, f"the list does not go on: {error}", "unreadable")
+                return
+            buffer, at, number = buffer[at:] + more, 0, number - 1
+            continue
+        at = end
+        if len(buffer) - at < 1 << 12:  # a number or name at the very end may go on
+            buffer, at = buffer[at:] + text.read(_CHUNK), 0
         if isinstance(value, dict):
             yield Row(source, number, value)
         else:

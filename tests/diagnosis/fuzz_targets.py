@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import fuzz_files
+
 from grpo_sentinel.diagnosis.reading import read_into
 from grpo_sentinel.diagnosis.redact import redact
 from grpo_sentinel.diagnosis.triage import judge
@@ -173,7 +175,7 @@ def archive(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "log": log, "replayed_log": replayed_log, "any_log_file": any_log_file, "trainer_state": trainer_state, "csv": csv_table,
     "json_lines": json_lines, "tfrecord": tfrecord, "tensorboard": tensorboard, "replay_source": replay_source,
-    "bundle": bundle, "archive": archive,
+    "bundle": bundle, "archive": archive, **fuzz_files.TARGETS,
 }  # fmt: skip
 
 DICTIONARY = (
@@ -183,6 +185,7 @@ DICTIONARY = (
     b"  \xe2\x80\xa2 Loss: 0.5", b"collective operation timeout: WorkNCCL(SeqNum=4, OpType=_ALLGATHER_BASE, NumelIn=0, NumelOut=112",
     b"step=10, skipped=6", b'{"log_history": [', b'{"step": 1', b', "loss": ', b"NaN", b"]", b",", b'"values": {', b"\xff\xfe",
     b"[" * 200, b'{"a":' * 200, b"9" * 400, b"\x1f\x8b\x08\x00", b"rollout 3: {'rollout/raw_reward': ", b"-1e-323", b"\x00", b"step,metric,value\n",
+    *fuzz_files.DICTIONARY,
 )  # fmt: skip
 
 
@@ -194,10 +197,10 @@ def main() -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".dict", delete=False) as words:
         for word in DICTIONARY:
             words.write('"' + "".join(f"\\x{byte:02x}" for byte in word[:120]) + '"\n')
-    for module in [one for one in sys.modules if one.startswith("grpo_sentinel")]:
+    for module in [one for one in sys.modules if one.startswith(("grpo_sentinel", "fuzz_files"))]:
         del sys.modules[module]
     sys.path.insert(0, str(Path(__file__).parent))
-    with atheris.instrument_imports(include=["grpo_sentinel", "fuzz_targets"]):  # once more, with counters in them
+    with atheris.instrument_imports(include=["grpo_sentinel", "fuzz_targets", "fuzz_files"]):  # once more, with counters in them
         target = importlib.import_module("fuzz_targets").TARGETS[name]
     atheris.Setup([*sys.argv, f"-dict={words.name}", "-max_len=4096", "-timeout=20", "-rss_limit_mb=1500"], target)
     atheris.Fuzz()

@@ -58,11 +58,12 @@ def tokenizer(folder: Path) -> Any:
 def config(made: Any, **extra: Any) -> Any:
     from transformers import Qwen3Config
 
-    return Qwen3Config(
-        vocab_size=320, hidden_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=24,
-        intermediate_size=96, max_position_embeddings=256, tie_word_embeddings=True, pad_token_id=made.pad_token_id,
-        eos_token_id=made.eos_token_id, bos_token_id=None, **extra,
-    )  # fmt: skip
+    usual: dict[str, Any] = {
+        "vocab_size": 320, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 24, "intermediate_size": 96, "max_position_embeddings": 256, "tie_word_embeddings": True,
+        "pad_token_id": made.pad_token_id, "eos_token_id": made.eos_token_id, "bos_token_id": None,
+    }  # fmt: skip
+    return Qwen3Config(**usual | extra)
 
 
 def policy(folder: Path, *, steps: int = 60) -> Path:
