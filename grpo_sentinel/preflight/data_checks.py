@@ -13,6 +13,7 @@ from grpo_sentinel.preflight.data_shapes import (
     Fields,
     Messages,
     joined,
+    kind_of,
     lookup,
     split_conversation,
     texts_of,
@@ -94,7 +95,7 @@ class Judge:
         if answered:
             self._poison("response", answered, faults)
         if fields.answer:
-            self._answer(lookup(row, fields.answer), faults)
+            self._answer(lookup(row, fields.answer), fields.answer_kind, faults)
         asked = user_text(prompt) if prompt else ""
         for start in self._special_starts:
             if start in asked and (found := self._special.search(asked)):
@@ -181,13 +182,15 @@ class Judge:
             what = _NAMES.get(found[0]) or f"U+{ord(found[0]):04X}"
             faults.append(("poison", text[max(0, found.start() - 20) :], f"{what} in the {part}"))
 
-    def _answer(self, value: Any, faults: Faults) -> None:
+    def _answer(self, value: Any, usual: str, faults: Faults) -> None:
         if value is MISSING:
             return  # told as a missing field
         if value is None or (isinstance(value, (str, list, dict)) and (not value or str(value).isspace())):
             faults.append(("empty-answer", "", ""))
         elif isinstance(value, float) and math.isnan(value):
             faults.append(("empty-answer", "nan", ""))
+        elif usual and (kind := kind_of(value)) != usual:
+            faults.append(("odd-answer", repr(value)[:80], f"{kind or type(value).__name__} among {usual}"))
 
     def _repeated(self, whole: str, answered: str, faults: Faults) -> int:
         key = prompt_hash(whole)

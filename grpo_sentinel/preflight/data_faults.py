@@ -36,6 +36,8 @@ KINDS: dict[str, Kind] = {
         Kind("empty-response", _B, "responses are empty", "drop them, or see why the model answered with nothing"),
         Kind("empty-answer", _B, "answers are missing or empty",
              "a reward that compares with it scores every completion alike"),
+        Kind("odd-answer", _D, "answers are of another kind than most",
+             "a reward function that compares text takes no number, and the other way round: write them alike", False),
         Kind("reward-not-finite", _B, "rewards are NaN or infinite",
              "find what returned them: one makes the advantages of its whole group NaN"),
         Kind("reward-not-a-number", _B, "rewards are not numbers", "write numbers, not text or null"),

@@ -10,6 +10,7 @@ groups         prompt, responses and rewards as lists
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +37,7 @@ class Fields:
     answer: str = ""
     reward: str = ""
     required: tuple[str, ...] = ()
+    answer_kind: str = ""  # what most answers are: text, number, list or mapping
 
     def named(self) -> tuple[str, ...]:
         """The fields that were found."""
@@ -80,8 +82,20 @@ def recognise(rows: Sequence[Mapping[str, Any]], given: Fields | None = None) ->
         raise SentinelError(f"no prompt is recognised among the fields {keys}; name it with --prompt FIELD")
     required = tuple(dict.fromkeys(name for name in (prompt, response, answer, reward, *given.required) if name))
     first = next((row for row in rows if _there(row, prompt)), {})
-    found = Fields(prompt=prompt, response=response, answer=answer, reward=reward, required=required)
+    kinds = Counter(kind for row in rows if answer and (kind := kind_of(lookup(row, answer))))
+    found = Fields(
+        prompt=prompt, response=response, answer=answer, reward=reward, required=required,
+        answer_kind=max(kinds, key=lambda kind: kinds[kind], default=""),
+    )  # fmt: skip
     return replace(found, shape=_shape(found, first))
+
+
+_KINDS: dict[type, str] = {str: "text", int: "number", float: "number", list: "list", dict: "mapping"}
+
+
+def kind_of(value: Any) -> str:
+    """What an answer is, as a reward function meets it; "" for what is none."""
+    return _KINDS.get(type(value), "")
 
 
 def _there(row: Mapping[str, Any], name: str) -> bool:
@@ -144,5 +158,5 @@ def joined(messages: Messages) -> str:
     return messages[0][1] if len(messages) == 1 else "\n".join(text for _, text in messages)
 
 
-__all__ = ["MISSING", "Fields", "Messages", "joined", "lookup", "recognise", "split_conversation",
+__all__ = ["MISSING", "Fields", "Messages", "joined", "kind_of", "lookup", "recognise", "split_conversation",
            "texts_of", "user_text"]  # fmt: skip

@@ -235,6 +235,20 @@ def test_a_file_that_cannot_be_read_in_a_process_of_jobs_is_one_sentence(tmp_pat
         check_data([path], DataOptions(jobs=2))
 
 
+def test_an_answer_of_another_kind_than_most_is_told_and_kept(tmp_path: Path) -> None:
+    rows = [{"prompt": f"what is {n}?", "answer": str(n)} for n in range(20)]
+    rows[7]["answer"] = 7
+    rows[8]["answer"] = ["8"]
+    clean = tmp_path / "clean.jsonl"
+    report = check_data([write(tmp_path / "a.jsonl", rows)], DataOptions(write_clean=clean))
+    (fault,) = report.faults
+    assert (fault.code, fault.count) == ("odd-answer", 2)
+    assert "number among text 1" in fault.message
+    assert len(clean.read_text().splitlines()) == 20
+    plain = [{"prompt": f"what is {n}?", "answer": n if n % 2 else n / 2} for n in range(20)]
+    assert check_data([write(tmp_path / "b.jsonl", plain)]).faults == ()
+
+
 def test_a_frame_of_the_template_gives_the_templates_own_text_or_is_given_up() -> None:
     from grpo_sentinel.preflight.data_frames import Frames
 
