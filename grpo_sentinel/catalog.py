@@ -202,7 +202,7 @@ gradient.nonfinite_tensors | count | gauge | max | parameters whose gradient hol
 gradient.nan_tensors | count | gauge | max | parameters whose gradient holds NaN
 gradient.inf_tensors | count | gauge | max | parameters whose gradient holds infinity and no NaN
 gradient.norm_overflow | flag | gauge | max | the norm is infinite though every element is finite
-gradient.local_nonfinite_tensors | count | gauge | own | the same before the all-reduce: names the rank (armed after a norm that is not finite or 5 times its running level)
+gradient.local_nonfinite_tensors | count | gauge | own | the same before the all-reduce: names the rank (armed after a norm that is not finite or far above its running level)
 gradient.zero_tensors | count | gauge | max | parameters whose gradient is exactly zero everywhere
 gradient.missing_tensors | count | gauge | max | trainable parameters without a gradient
 gradient.tensors | count | gauge | same | parameters with a gradient

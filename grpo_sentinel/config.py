@@ -50,7 +50,7 @@ class AgentConfig(Section):
     local_gradients: Literal["off", "on_anomaly", "always"] = Field(
         "on_anomaly",
         description="watch each rank's own gradient before the all-reduce, to name the culprit; "
-        "`on_anomaly`: for 20 steps after a norm that is not finite or 5 times its running level",
+        "`on_anomaly`: for 20 steps after a norm that is not finite or far above its running level",
     )
     vote_every: int = Field(
         1, ge=1, description="step votes per comparison of parameter digests; gate and halt are agreed at every step"
