@@ -37,8 +37,9 @@ def judge(view: LogView) -> Diagnosis:
     lines = candidates_of_lines(view)
     series = [
         found
+        for part in view.side_by_side()
         for check in (*CHECKS, *UPDATE_CHECKS, *POLICY_CHECKS, *TREND_CHECKS, *ABSENCE_CHECKS)
-        if (found := check(view)) is not None
+        if (found := check(part)) is not None
     ]
     notes = _normal(view)
     lines = [c for c in lines if not (c.name == "overflow" and _calibrating(view))]

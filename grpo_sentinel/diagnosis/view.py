@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grpo_sentinel.history.logs.formats import Row, RowReader
 from grpo_sentinel.history.logs.lines import Line
@@ -136,6 +136,19 @@ class LogView:
                 ]
         return []
 
+    def side_by_side(self) -> list[LogView]:
+        """Views of the rows of each rank where several printed the same steps side by side; else this one alone.
+
+        A value that stops being finite on one rank is not outlived by the rows of another.
+        """
+        groups: dict[tuple[str, int | None], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault((row.source, row.rank), []).append(row)
+        printing = [rows for rows in groups.values() if len(rows) >= _FEWEST]
+        if len(printing) < 2 or not all(_overlap(printing[0], rows) for rows in printing[1:]):
+            return [self]
+        return [replace(self, rows=rows, rows_seen=len(rows), _named=-1, _names={}) for rows in printing]
+
     def _raw_names(self) -> dict[str, list[str]]:
         """Raw names of every canonical signal, in order of first sight; looked up anew when rows have come."""
         if self._named != self.rows_seen:
@@ -150,6 +163,17 @@ class LogView:
         """Earliest fault line of some kinds."""
         found = [self.hits[name][0] for name in names if name in self.hits]
         return min(found, key=lambda hit: hit.line.number) if found else None
+
+
+_FEWEST = 3  # rows of a rank that are looked at by themselves
+
+
+def _overlap(first: list[Row], other: list[Row]) -> bool:
+    """Tell whether two lists of rows are of the same steps: half of the shorter one's lie within the other's."""
+    steps = [{row.step for row in rows if row.step is not None} for rows in (first, other)]
+    if not all(steps):
+        return first[0].source == other[0].source or rank_of("", first[0].source) != rank_of("", other[0].source)
+    return 2 * len(steps[0] & steps[1]) >= min(map(len, steps))
 
 
 def _broken(row: Row) -> bool:

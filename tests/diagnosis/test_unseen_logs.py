@@ -56,3 +56,17 @@ def test_public_reports_that_a_log_can_show_are_right() -> None:
     score = score_diagnosis.reports_as_logs()
     assert score.right >= 0.95
     assert score.wrong <= 0.05
+
+
+def test_rows_of_a_healthy_rank_do_not_outlive_the_nan_of_another() -> None:
+    def rank(number: int, broken: bool) -> list[str]:
+        return [
+            f"[rank{number}]: step {step}/40  loss={0.5 - step / 200:.4f}  grad_norm={'nan' if broken and step > 30 else f'{0.4 + step % 3 / 10:.2f}'}  lr=1e-06"
+            for step in range(1, 41)
+        ]
+
+    bad, good = rank(1, broken=True), rank(0, broken=False)
+    for lines in (bad + good, good + bad, [line for pair in zip(good, bad, strict=True) for line in pair]):
+        verdict = score_diagnosis.verdict_of(lines)
+        assert (verdict.layer, verdict.rank, verdict.step) == ("gradient", 1, 31)
+    assert score_diagnosis.verdict_of(good + rank(1, broken=False)).layer == "none"
