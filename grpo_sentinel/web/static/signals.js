@@ -5,7 +5,7 @@ import { get, live } from "./net.js";
 import { Plot } from "./plot.js";
 import { rootsOf } from "./verdict.js";
 
-const MOST_LINES = 16, MOST_OFFERED = 60, POINTS = 500, NAMES_MS = 60000;
+const MOST_LINES = 16, MOST_OFFERED = 60, POINTS = 400, NAMES_MS = 60000;
 const state = { signal: "", names: [], about: {}, zoom: null, whole: [0, 0], offered: [], at: -1, told: [], run: "", turn: 0, namesAt: 0, toldFor: "" };
 const plot = new Plot(byId("chart"), { height: 280, onZoom: zoomTo });
 
