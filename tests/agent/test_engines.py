@@ -90,3 +90,13 @@ def test_ranks_with_other_settings_gather_nothing_rather_than_hang(two):
     assert [rank["last_step"] for rank in result.ranks] == [6, 6]
     assert all(rank["voting"] for rank in result.ranks)
     assert not [name for name in result.segment(0).steps()[5] if "odd_rank" in name]
+
+
+@pytest.mark.parametrize("name", ["local spike", "fsdp1", "fsdp2"], ids=["ddp", "fsdp1", "fsdp2"])
+def test_activations_are_watched_under_ddp_and_sharding(two, name):
+    for rank in (0, 1):
+        segment = two[name].segment(rank)
+        assert segment.of("probe_error") == []
+        seen = {step for step, values in segment.steps().items() if "policy.activation_range_ratio" in values}
+        assert seen == {step for step in segment.steps() if step % 2 == 1}
+        assert segment.steps()[1]["policy.activation_nonfinite"] == 0
