@@ -18,7 +18,9 @@ _EVERY = ("mechanism", "what is done", "kind", "trainers", "detected", "delay (s
 
 def tables(body: Mapping[str, Any]) -> str:
     """Write all tables."""
-    rules = "; ".join(f"seed {seed}: {', '.join(names)}" for seed, names in body["rules_of_seeds"].items())
+    used = {f"seed {seed}": names for seed, names in body["rules_of_seeds"].items()}
+    used["healthy runs"] = sorted({one["rules"] for one in body["healthy"]})
+    rules = "; ".join(f"{which}: {', '.join(names)}" for which, names in used.items())
     parts = [
         _peers(body),
         _split("layer of the fault", body["by_layer"]),
