@@ -27,6 +27,7 @@ def read_tree(source: Path) -> tuple[dict[Any, Any], Any]:
         line = f" line {where.line + 1}" if where is not None else ""
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{source}{line}: not valid YAML ({problem}); correct the line") from error
+    refuse_multiplied(node, source)
     _refuse_twice(node, source)
     if data is None:
         return {}, node
@@ -34,6 +35,26 @@ def read_tree(source: Path) -> tuple[dict[Any, Any], Any]:
         kind = type(data).__name__
         raise ConfigError(f"{source}: expected a mapping of settings, got {kind}; see config.example.yaml")
     return data, node
+
+
+_MOST_SETTINGS = 200_000
+
+
+def refuse_multiplied(node: Any, source: Path | str) -> None:
+    """Refuse aliases of aliases that stand for millions of settings: whoever walks or prints them never ends."""
+    sizes: dict[int, int] = {}
+
+    def size(one: Any) -> int:
+        if id(one) not in sizes:
+            sizes[id(one)] = 1  # while it is counted: an alias may lead back to where it stands
+            parts = one.value if isinstance(one, yaml.SequenceNode) else []
+            if isinstance(one, yaml.MappingNode):
+                parts = [part for pair in one.value for part in pair]
+            sizes[id(one)] = 1 + sum(map(size, parts))
+        return sizes[id(one)]
+
+    if size(node) > _MOST_SETTINGS:
+        raise ConfigError(f"{source}: its aliases stand for more than {_MOST_SETTINGS:,} settings; write them out")
 
 
 def _refuse_twice(node: Any, source: Path) -> None:

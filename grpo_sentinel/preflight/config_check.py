@@ -17,6 +17,7 @@ from grpo_sentinel.preflight.config_check_typos import slips
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.report import CheckReport, Fault, gravest_first
 from grpo_sentinel.rules import load_rules
+from grpo_sentinel.settings_file import refuse_multiplied
 
 
 def check_config(path: Path, *, world_size: int | None = None) -> CheckReport:
@@ -43,11 +44,20 @@ def check_config(path: Path, *, world_size: int | None = None) -> CheckReport:
     )  # fmt: skip
 
 
+_MOST_BYTES = 16 << 20
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read JSON or YAML (JSON is YAML). Raises `SentinelError`."""
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise SentinelError(f"{path} has more than {_MOST_BYTES >> 20} MiB; give a file of settings")
         text = path.read_text(encoding="utf-8")
-        body = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        if path.suffix == ".json":
+            body = json.loads(text)
+        else:
+            refuse_multiplied(yaml.compose(text, Loader=yaml.SafeLoader), path)
+            body = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise SentinelError(f"cannot read {path}: {error}; give a readable JSON or YAML file") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:

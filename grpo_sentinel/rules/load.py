@@ -19,7 +19,7 @@ from grpo_sentinel.errors import ConfigError
 from grpo_sentinel.records import Action, Severity
 from grpo_sentinel.rules.parameters import ParameterError, build
 from grpo_sentinel.rules.rule import MODES, SCOPES, Rule, RuleSet
-from grpo_sentinel.settings_file import line_of
+from grpo_sentinel.settings_file import line_of, refuse_multiplied
 
 _REQUIRED = ("name", "severity", "detect", "message", "why", "remedies")
 _OPTIONAL = (
@@ -76,8 +76,9 @@ def _with_halting(config: RulesConfig, halting: HaltingConfig | None) -> RulesCo
 def read_mapping(text: str, source: str) -> dict[str, Any]:
     """Read a YAML mapping (a profile, a file of cases); raises `ConfigError` naming the file."""
     try:
+        refuse_multiplied(yaml.compose(text, Loader=yaml.SafeLoader), source)
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: not valid YAML ({error}); correct it") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: expected a mapping, got {type(data).__name__}; see docs/rules.md")
@@ -161,8 +162,12 @@ def _read(text: str, source: str, rules: dict[str, Rule], problems: list[str] | 
     kept = problems if problems is not None else []
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        refuse_multiplied(node, source)
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except ConfigError as error:
+        _report(str(error), kept, not lenient)
+        return
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{source} line {mark.line + 1}" if mark is not None else source
         _report(f"{place}: not valid YAML ({getattr(error, 'problem', error)}); correct the line", kept, not lenient)
