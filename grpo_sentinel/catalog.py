@@ -249,6 +249,8 @@ memory.rss_bytes | bytes | gauge | sum | resident memory of the rank's process
 memory.children_rss_bytes | bytes | gauge | sum | resident memory of its direct child processes (data-loader workers)
 memory.cgroup_used_bytes | bytes | gauge | max | memory charged to the cgroup less inactive page cache
 memory.cgroup_limit_bytes | bytes | gauge | min | tightest limit of the cgroup and its parents; absent when there is none
+memory.cgroup_cache_bytes | bytes | gauge | max | page cache of files on disks that is charged to the cgroup: the kernel gives it back before it kills
+memory.cgroup_shm_bytes | bytes | gauge | max | files in shared memory and tmpfs that are charged to the cgroup: page cache that cannot be given back
 memory.host_available_bytes | bytes | gauge | min | memory the host says is available
 memory.cuda_allocated_bytes | bytes | gauge | max | live tensors in the caching allocator
 memory.cuda_reserved_bytes | bytes | gauge | max | memory the caching allocator holds

@@ -63,10 +63,13 @@ def test_cgroup_v2_takes_reclaimable_cache_off_and_the_tightest_limit(tmp_path):
         "proc/self/cgroup": "0::/job/task\n",
         "sys/fs/cgroup/job/task/memory.current": "1000\n",
         "sys/fs/cgroup/job/task/memory.max": "max\n",
-        "sys/fs/cgroup/job/task/memory.stat": "anon 600\ninactive_file 300\n",
+        "sys/fs/cgroup/job/task/memory.stat": "anon 600\nfile 390\nshmem 50\ninactive_file 300\n",
         "sys/fs/cgroup/job/memory.max": "4096\n",
     })  # fmt: skip
-    assert read_cgroup(find_cgroup(root)) == {"memory.cgroup_used_bytes": 700, "memory.cgroup_limit_bytes": 4096}
+    assert read_cgroup(find_cgroup(root)) == {
+        "memory.cgroup_used_bytes": 700, "memory.cgroup_limit_bytes": 4096, "memory.cgroup_cache_bytes": 340,
+        "memory.cgroup_shm_bytes": 50,
+    }  # fmt: skip
     values = MemoryProbe(root=root).observe()
     assert values["memory.cgroup_used_bytes"] == 700
     assert "memory.rss_bytes" not in values

@@ -166,6 +166,7 @@ def test_only_the_rules_that_the_product_promises_halt_as_shipped() -> None:
     halting = {rule.name for rule in load_rules() if rule.enabled and rule.action >= Action.CHECKPOINT}
     assert halting == {
         "nonfinite_updates", "grad_spike_persists", "grad_spike_damage", "host_memory_runs_out", "cuda_memory_runs_out",
+        "cgroup_shm_runs_out",
     }  # fmt: skip
 
 

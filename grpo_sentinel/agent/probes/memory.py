@@ -167,7 +167,7 @@ def _existing(base: Path, path: str, name: str) -> Path | None:
 
 
 def read_cgroup(directory: Path) -> dict[str, float]:
-    """Read use (less inactive page cache, which the kernel drops first) and limit of a memory cgroup, v1 or v2."""
+    """Read use (less inactive page cache, which the kernel drops first), its kinds, and limit of a cgroup, v1 or v2."""
     second = (directory / "memory.current").is_file()
     used_name, limit_name = (
         ("memory.current", "memory.max") if second else ("memory.usage_in_bytes", "memory.limit_in_bytes")
@@ -176,6 +176,11 @@ def read_cgroup(directory: Path) -> dict[str, float]:
     stat = dict(line.split(maxsplit=1) for line in (directory / "memory.stat").read_text().splitlines() if " " in line)
     cache = int(stat.get("inactive_file" if second else "total_inactive_file", "0"))
     out = {"memory.cgroup_used_bytes": float(max(0, used - cache))}
+    files, shared = (stat.get(name) for name in (("file", "shmem") if second else ("total_cache", "total_shmem")))
+    if shared is not None:
+        out["memory.cgroup_shm_bytes"] = float(shared)
+        if files is not None:
+            out["memory.cgroup_cache_bytes"] = float(max(0, int(files) - int(shared)))
     limit = _limit(directory, limit_name)
     if limit is not None:
         out["memory.cgroup_limit_bytes"] = limit

@@ -1,0 +1,8 @@
+"""Make the helpers beside this file, and those of tests/halting, importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "halting")]
