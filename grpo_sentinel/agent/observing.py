@@ -355,6 +355,7 @@ class Observer:
 
     def _take_local_gradients(self) -> None:
         self._step.add(self._local.pack())
+        self._guard.charge(self._local.take_seconds())  # the hooks run inside the trainer's backward, outside the guard
         if self._settings.local_gradients != "always":
             self._local_steps_left -= 1
         if self._local_steps_left <= 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -76,6 +78,15 @@ def test_disarmed_hooks_are_gone_and_gradients_were_never_changed():
     assert not watch.armed
     model(torch.randn(5, 3)).square().mean().backward()
     assert watch.pack() is None
+
+
+def test_the_time_of_the_hooks_is_known_and_counted_once():
+    model, watch = net(), LocalWatch()
+    watch.arm(model.named_parameters())
+    started = time.perf_counter()
+    model(torch.randn(5, 3)).square().mean().backward()
+    assert 0 < watch.take_seconds() < time.perf_counter() - started
+    assert watch.take_seconds() == 0
 
 
 def test_frozen_and_tied_parameters_are_watched_once():

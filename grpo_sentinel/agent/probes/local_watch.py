@@ -8,6 +8,7 @@ nothing is reported.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ class LocalWatch:
         self._handles: list[Any] = []
         self._seen: list[tuple[str, int, torch.Tensor]] = []
         self._micro_batch = 0
+        self._seconds = 0.0
 
     @property
     def armed(self) -> bool:
@@ -72,8 +74,14 @@ class LocalWatch:
         meta = _Meta(tuple(name for name, _, _ in seen), tuple(micro for _, micro, _ in seen))
         return Pack("local gradients", values, finish, meta)
 
+    def take_seconds(self) -> float:
+        """Give the host time that the hooks took since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def look(gradient: torch.Tensor) -> None:
+            started = time.perf_counter()
             try:
                 with torch.no_grad():
                     view = flat(gradient)
@@ -84,6 +92,7 @@ class LocalWatch:
                         self._seen.append((name, self._micro_batch, torch.linalg.vector_norm(view, dtype=wide)))
             except Exception:  # noqa: BLE001 - inside the user's backward: a lost look is better than a lost step
                 self._seen.append((name, self._micro_batch, torch.tensor(-1.0)))
+            self._seconds += time.perf_counter() - started
 
         return look
 
