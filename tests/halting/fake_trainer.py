@@ -45,6 +45,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--kill-self-at", type=int, default=0)
     parser.add_argument("--signals-to", type=Path, help="write the names of caught signals here")
     parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--phase", default="forward", help="what each step is spent in ...")
+    parser.add_argument("--phase-seconds", type=float, default=0.0, help="... for so long")
+    parser.add_argument("--hang-at", type=int, default=0, help="stay in that phase for good at this step ...")
+    parser.add_argument("--hang-seconds", type=float, default=600.0, help="... or for so long")
     return parser.parse_args()
 
 
@@ -94,13 +98,15 @@ def main() -> None:
         if args.stdin and not sys.stdin.readline():
             break
         bad = bool(args.bad_from) and step >= args.bad_from
-        writer.phase(Phase.FORWARD, step)
+        writer.phase(Phase[args.phase.upper()], step)
         writer.push({"data.samples": 4.0}, step=step, kind=Kind.DATA)
+        time.sleep(args.hang_seconds if step == args.hang_at else args.phase_seconds)
         if bad:
             writer.event("nonfinite", {"names": ["layers.0.weight"], "where": "before_reduce"}, step=step)
             writer.event("skip", {"reason": "the gradient is not finite", "ranks": [args.rank]}, step=step)
         lost = {"optimizer.nonfinite_weights": 2.0} if bad and args.lost_weights else {}
-        writer.push({**values(step, bad), **lost}, step=step)
+        spent = {f"time.phase_seconds[{args.phase}]": args.phase_seconds} if args.phase_seconds else {}
+        writer.push({**values(step, bad), **lost, **spent}, step=step)
         if args.save_steps and step % args.save_steps == 0 and args.output_dir:
             path = save(args.output_dir, step)
             writer.event("checkpoint", {"path": str(path), "step": step}, step=step)
