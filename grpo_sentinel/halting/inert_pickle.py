@@ -86,7 +86,7 @@ class _Machine:
         return items[::-1]
 
     def call(self, what: Any, arguments: Any) -> None:
-        name = what.name if isinstance(what, Node) else str(what)
+        name = what.name if isinstance(what, Node) else type(what).__name__  # its text may be endless
         self.stack.append(Node(name, list(arguments)))
 
     def fill(self, items: list[Any]) -> None:
@@ -104,6 +104,8 @@ def _global(machine: _Machine, argument: Any) -> None:
 
 def _stack_global(machine: _Machine, _: Any) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
+    if not isinstance(name, str) or not isinstance(module, str):
+        raise TypeError  # a name made of names doubles with every step
     machine.stack.append(Node(f"{module}.{name}"))
 
 

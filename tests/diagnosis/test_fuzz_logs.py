@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.halting import inert_pickle
 
 PIECES = st.lists(st.one_of(st.sampled_from(fuzz_targets.DICTIONARY), st.binary(max_size=30)), max_size=25).map(b"".join)
 
@@ -74,3 +75,12 @@ def test_a_log_of_many_megabytes_is_read_in_bounded_memory(tmp_path: Path) -> No
     )
     done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=300, check=True)
     assert int(done.stdout) * resource.getpagesize() / 4096 < 60_000  # KiB
+
+
+def test_a_pickle_of_a_few_bytes_that_doubles_at_every_step_costs_nothing() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="damaged"):  # a name made of names
+        inert_pickle.read(b"\x80\x04" + b"\x8c\x01a" + b"2\x93" * 40 + b".")
+    tree = inert_pickle.read(b"\x80\x04]" + b"2\x86" * 40 + b"2R.")  # a pair of pairs, called like a function
+    assert [node.name for _, node in inert_pickle.walk(tree)] == ["tuple"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
