@@ -20,7 +20,7 @@ from grpo_sentinel.incidents.places import ARCHIVE, read_manifest
 from grpo_sentinel.records import EventRecord, Finding, Kind, Mode, Sample, StepRecord
 
 _MOST_BYTES = 8 << 30  # an archive that unpacks to more is not ours
-_ATTACHED = ("stacks", "log", "tensors", "captured")
+_ATTACHED = ("stacks", "collectives", "log", "tensors", "captured")
 
 
 class Bundle:

@@ -52,7 +52,7 @@ class Attached:
 
     name: str  # path inside the bundle
     source: Path | bytes
-    what: str  # stacks | log | tensors | captured
+    what: str  # stacks | collectives | log | tensors | captured
     link: bool = False  # of a file that nobody changes: a hard link is enough
 
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,3 +137,7 @@ def test_a_hang_in_a_collective_shows_which_one_and_torchs_own_dump_is_kept_unop
     launch.send_signal(signal.SIGTERM)
     launch.communicate(timeout=60)
     assert not Bundle(bundle.path).damage()
+    assert "collectives: `collectives/rank-00000.json`" in (bundle.path / "report.md").read_text()
+    assert cli("incident", "export", bundle.path, "--redact", "-o", tmp_path / "out.tar.gz").returncode == 0
+    with tarfile.open(tmp_path / "out.tar.gz") as archive:
+        assert not [name for name in archive.getnames() if "collectives/" in name or "stacks/" in name]
