@@ -160,10 +160,25 @@ def test_a_nan_in_kl_beside_finite_gradients_is_a_note_not_a_fault() -> None:
         ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.x-y_z", "eyJzdWIi"),
         ("File C:\\Users\\somebody\\train.py", "somebody"),
         ("File ~/secret_project/train.py", "secret_project"),
+        ("File /home/somebody/My Project/train.py", "My Project"),
+        ("File \\\\server\\share\\train.py", "share"),
+        ("connect to 2001:db8:85a3::8a2e:370:7334", "8a2e"),
+        ("node gpu-17.cluster.corp.internal died", "gpu-17"),
+        ("-----BEGIN RSA PRIVATE KEY-----MIIEow", "MIIEow"),
+        ('export MY_TOKEN="two words"', "words"),
     ],
 )
 def test_redaction_takes_secrets_out(text: str, secret: str) -> None:
     assert secret not in redact(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["KeyError: 'answer'", "num_tokens: 12288.0", "torch::Tensor c10::Error", "step:3 - critic/score/mean:0.1", "10:11:12 done 4/5", "pad_token_id 3",
+     "[rank1]: RuntimeError: The size of tensor a (16) must match"],
+)  # fmt: skip
+def test_redaction_leaves_what_a_reader_needs(text: str) -> None:
+    assert redact(text) == text
 
 
 @given(st.lists(st.text(max_size=300), max_size=40))
