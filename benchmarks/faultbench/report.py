@@ -129,8 +129,8 @@ def _healthy(out: Path, results: Mapping[str, Any], have: Mapping[str, str]) -> 
         elif result.get("mechanism", "").startswith(("healthy-", "healthy_twin")) and result["mode"] == WATCHED:
             steps = max(result["last_step"], result["history_step"])
             counted = Counter(f["severity"] for f in result["findings"])
-            own = {
-                name: len(peers.alerts(name, result, out / "runs" / key))
+            said = {
+                name: Counter(severity for *_, severity in peers.alerts(name, result, out / "runs" / key))
                 for name in peers.PEERS[:4]
                 if have.get(name, "built in")
             }
@@ -141,7 +141,8 @@ def _healthy(out: Path, results: Mapping[str, Any], have: Mapping[str, str]) -> 
                     "steps": steps,
                     "rules": result["rules"],
                     "found": dict(Counter(f"{f['severity']} {f['rule']}" for f in result["findings"])),
-                    "peers": own,
+                    "peers": {name: sum(counts.values()) for name, counts in said.items()},
+                    "peer_severities": {name: dict(counts) for name, counts in said.items()},
                     **{severity: counted[severity] for severity in ("critical", "warning", "note")},
                 }
             )
@@ -165,16 +166,20 @@ def _totals(rows: Sequence[Any], by_peer: Mapping[str, Sequence[Any]], calm: Seq
     out = {"sentinel": own}
     for name, scored in by_peer.items():
         hard = [one["hard_within_1_step"] for one in scored if one["hard_within_1_step"] is not None]
-        steps = sum(one["steps"] for one in real)
+        steps = sum(one["steps"] for one in real) if name != "detect_anomaly" else 0  # never run without a fault
         out[name] = {
             "runs": len(scored),
             "detected": _share([one["detected"] for one in scored]),
             "right_layer": _share([one["right_layer"] for one in scored]),
             "hard_within_1_step": _share(hard),
             "poisoned_checkpoints": sum(one["poisoned"] for one in scored) if name == "detect_anomaly" else None,
-            "alerts_per_1000_healthy": round(1000 * sum(one["peers"].get(name, 0) for one in real) / steps, 3)
-            if steps and name != "detect_anomaly"
-            else None,
+            "alerts_per_1000_healthy": _per_1000(sum(one["peers"].get(name, 0) for one in real), steps),
+            **{
+                f"{severity}s_per_1000_healthy": _per_1000(
+                    sum(one["peer_severities"].get(name, {}).get(severity, 0) for one in real), steps
+                )
+                for severity in ("critical", "warning")
+            },
         }
     return out
 
@@ -182,6 +187,10 @@ def _totals(rows: Sequence[Any], by_peer: Mapping[str, Sequence[Any]], calm: Seq
 def _rate(runs: Sequence[Any], severity: str) -> float | None:
     steps = sum(one["steps"] for one in runs)
     return round(1000 * sum(one[severity] for one in runs) / steps, 4) if steps else None
+
+
+def _per_1000(count: int, steps: int) -> float | None:
+    return round(1000 * count / steps, 3) if steps else None
 
 
 def _share(values: Sequence[bool]) -> float | None:

@@ -112,6 +112,9 @@ def test_two_real_faults_are_found_at_once_in_their_layer_and_poison_no_checkpoi
     assert total["detected"] == total["right_layer"] == total["hard_within_1_step"] == 1.0, body["rows"]
     assert total["checkpoints"] > 0
     assert total["poisoned_checkpoints"] == 0
+    same = {"detected", "right_layer", "hard_within_1_step", "poisoned_checkpoints", "criticals_per_1000_healthy",
+            "warnings_per_1000_healthy"}  # fmt: skip
+    assert all(same <= set(summary) for summary in body["totals"].values()), body["totals"]
     stored = {place: json.loads(place.read_text()) for place in (tmp_path / "results").glob("*.json")}
     for place, told in stored.items():
         place.write_text(json.dumps({**told, "findings": []}))
