@@ -46,9 +46,10 @@ class Case:
 
         Not known: a rank that waits in a collective of its own in a phase in which the other waits for it too. That is
         backward under DDP, and forward where the model has buffers, which DDP broadcasts there. Both stand in a
-        collective of the same phase and neither moves; only their stacks differ.
+        collective of the same phase and neither moves; only their stacks differ. Nor whose gradient was NaN where the
+        run is halted at that very step: the hooks that see it are armed by the first one.
         """
-        if self.fault == DAEMON:
+        if self.fault == DAEMON or (self.fault == NAN and self.halting and self.trainer == TRL):
             return None
         if self.fault == HANG and (self.trainer, self.moment) in ((LOOP, "backward"), (TRL, "forward")):
             return None
