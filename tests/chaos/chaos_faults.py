@@ -32,7 +32,7 @@ class Fault:
     def at(self, moment: str, step: int, half_done: Callable[[], None] | None = None) -> None:
         """Act if this is the moment; `half_done` leaves what a save would leave when it stops in the middle."""
         case = self.case
-        if case.halting and moment == "generate" and step == case.step - 1:
+        if case.halting and moment == "generate" and step == case.step - case.number % 2:
             (self.folder / "ask").touch()
         if not self.here or self._done or moment != case.moment or step < case.step:
             return

@@ -33,7 +33,7 @@ class Case:
     rank: int
     moment: str
     step: int  # at which the fault acts, 1-based
-    halting: bool = False  # a person asks for checkpoint-and-halt when the step before begins
+    halting: bool = False  # a person asks for checkpoint-and-halt when this step begins, or the one before
 
     @property
     def name(self) -> str:
