@@ -157,6 +157,20 @@ def test_each_bad_gradient_is_named_with_what_carries_it(
     assert named in " ".join(found.examples)
 
 
+def test_the_operation_that_makes_the_first_nan_is_named_and_memory_is_weighed(
+    builders: Path, answered_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grpo_sentinel.preflight.live import gradient_check
+
+    report = check_gradients(f"{builders}:broken_norm", replace(FAST, data=(answered_file,)))
+    assert fault(report, "non-finite-gradient")
+    assert report.facts["nan_operation"] in ("SqrtBackward0", "PowBackward0", "MulBackward0")
+    assert "memory" not in {one.code for one in report.faults}
+    monkeypatch.setattr(gradient_check, "_free_bytes", lambda device: 1000)
+    small = check_gradients(f"{builders}:broken_norm", replace(FAST, data=(answered_file,)))
+    assert "GiB are free on cpu" in fault(small, "memory").message
+
+
 def test_nothing_is_found_in_the_same_policy_from_a_function_and_all_frozen_is_usage(
     builders: Path, answered_file: str
 ) -> None:

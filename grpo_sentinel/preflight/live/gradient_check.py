@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
 import torch
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.gradients import GradientOptions
+from grpo_sentinel.preflight.live.anomaly import first_nan_operation
 from grpo_sentinel.preflight.live.budget import SAMPLING_SHARE, affordable
 from grpo_sentinel.preflight.live.carriers import Carriers, find_carriers
 from grpo_sentinel.preflight.live.loading import Loaded, load_policy
@@ -26,6 +28,7 @@ from grpo_sentinel.preflight.reward import load_target
 from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
 
 _PASSES = 7.0  # forwards a sample: scoring, three for the backward of all, three for its own
+_ADAM_BYTES = 8  # two float32 moments of every trained element
 _LAST_SECONDS = 1.0  # kept for the optimizer's file and the report
 _LOSS_SCALE = 65536.0  # where torch.amp.GradScaler begins
 _BF16_STEP = 2.0**-9  # half of the gap between neighbours, relative
@@ -55,6 +58,8 @@ def check(target: str, options: GradientOptions) -> CheckReport:
     _parameters(found, loaded)
     carriers = find_carriers(loaded, batch, weights, own.logp_BC, deadline - _LAST_SECONDS)
     _carried(found, loaded, batch, carriers, options)
+    _operation(found, loaded, batch, weights, own.logp_BC, carriers)
+    _memory(found, loaded)
     _headroom(found, loaded, carriers, own.largest_logit)
     _optimizer(found, loaded)
     return CheckReport(
@@ -250,6 +255,41 @@ def _stands_out(norms: Sequence[float], index: int) -> bool:
 def _range(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
     return {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}
+
+
+def _operation(
+    found: Findings, loaded: Loaded, batch: Batch, weights: torch.Tensor, old_BC: torch.Tensor, carriers: Carriers
+) -> None:
+    """Name the operation that makes the first NaN (S28), where there is one."""
+    bad = [row for row, norm in enumerate(carriers.norms_B) if not math.isfinite(norm)]
+    if not bad:
+        return
+    name = first_nan_operation(loaded, batch, weights, old_BC, bad[0])
+    if name is not None:
+        found.facts["nan_operation"] = name
+        place = batch.samples[bad[0]].place
+        found.looked_at.append(f"{place} again under anomaly detection: {name} gives the first NaN")
+
+
+def _memory(found: Findings, loaded: Loaded) -> None:
+    """What weights, gradients and Adam's moments of this model need, against what there is (S30)."""
+    sizes = [(one.numel(), one.element_size(), one.requires_grad) for one in loaded.model.parameters()]
+    weights = sum(count * size for count, size, _ in sizes)
+    trained = sum(count * (size + _ADAM_BYTES) for count, size, grad in sizes if grad)
+    free = _free_bytes(loaded.device)
+    found.facts["memory_bytes"] = {"weights": weights, "gradients_and_moments": trained, "free_now": free}
+    if free is not None and trained > free:
+        found.doubtful(
+            "memory", f"gradients and Adam's moments need {trained / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free "
+            f"on {loaded.device}: one process cannot train this model here",
+            "shard it (FSDP, ZeRO), train adapters, or use an 8-bit optimizer",
+        )  # fmt: skip
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return psutil.virtual_memory().available if device.type == "cpu" else None
 
 
 def _headroom(found: Findings, loaded: Loaded, carriers: Carriers, largest_logit: float) -> None:
