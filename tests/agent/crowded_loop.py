@@ -59,6 +59,6 @@ def crowded(name: str, floor_seconds: float) -> dict[str, float]:
 torch.set_num_threads(1)
 os.sched_setaffinity(0, {ONE})
 alone = train("alone", 10.0)
-enough = crowded("enough", 2 * alone["own"])
+enough = crowded("enough", 3 * alone["own"])
 scarce = crowded("scarce", 0.3 * alone["own"])
 print(json.dumps({"alone": alone, "enough": enough, "scarce": scarce}))
