@@ -203,7 +203,7 @@ gradient.nan_tensors | count | gauge | max | parameters whose gradient holds NaN
 gradient.inf_tensors | count | gauge | max | parameters whose gradient holds infinity and no NaN
 gradient.norm_overflow | flag | gauge | max | the norm is infinite though every element is finite
 gradient.local_nonfinite_tensors | count | gauge | own | the same before the all-reduce: names the rank (armed after a norm that is not finite or far above its running level)
-gradient.zero_tensors | count | gauge | max | parameters whose gradient is exactly zero everywhere
+gradient.zero_tensors | count | gauge | max | parameters whose gradient is exactly zero everywhere; without the empty ones, as shards may be
 gradient.missing_tensors | count | gauge | max | trainable parameters without a gradient
 gradient.tensors | count | gauge | same | parameters with a gradient
 gradient.clip_coefficient | ratio | gauge | same | factor applied by clipping: min(1, clip_limit / (norm_preclip + 1e-6)), 1 = none

@@ -164,10 +164,10 @@ def test_transposed_gapped_and_expanded_gradients_are_read_exactly():
 
 
 def test_empty_and_zero_dimensional_gradients_count_as_what_they_are():
-    values = read(torch.empty(0, 5), torch.tensor(-3.0)).values
-    assert values["gradient.tensors"] == 2
+    values = read(torch.empty(0, 5), torch.tensor(-3.0), torch.zeros(2)).values
+    assert values["gradient.tensors"] == 3
     assert values["gradient.norm_local"] == 3
-    assert values["gradient.zero_tensors"] == 1
+    assert values["gradient.zero_tensors"] == 1  # an empty one is not: FSDP1 leaves such pieces on some ranks
     nothing = read().values
     assert nothing["gradient.tensors"] == 0
     assert nothing["gradient.norm_local"] == 0

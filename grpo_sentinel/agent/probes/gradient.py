@@ -178,7 +178,7 @@ def finish(parts: Sequence[Part]) -> Harvest:
     values = {"gradient.tensors": float(len(meta.names)), **meta.facts}
     values.update(_norms(per, meta))
     values.update(_clipping(preclip.tolist(), meta.clip_limit))
-    values.update(_counts(per))
+    values.update(_counts(per, empty=meta.pieces.count(0)))
     values.update(_distribution(sampled, values["gradient.norm_local"], meta.elements))
     if meta.scale != 1.0:
         values.update({name: x / meta.scale for name, x in values.items() if name[9:].partition("[")[0] in _LINEAR})
@@ -216,7 +216,7 @@ def _clipping(known: list[float], limit: float | None) -> dict[str, float]:
     return values
 
 
-def _counts(per: norms.PerTensor) -> dict[str, float]:
+def _counts(per: norms.PerTensor, *, empty: int) -> dict[str, float]:
     nan = infinite = overflow = 0.0
     if not per.all_finite:
         nan, infinite = float(sum(map(math.isnan, per.largest))), float(sum(map(math.isinf, per.largest)))
@@ -227,7 +227,7 @@ def _counts(per: norms.PerTensor) -> dict[str, float]:
         "gradient.nan_tensors": nan,
         "gradient.inf_tensors": infinite,
         "gradient.norm_overflow": overflow,
-        "gradient.zero_tensors": float(per.largest.count(0.0)),
+        "gradient.zero_tensors": float(per.largest.count(0.0) - empty),  # nothing in it is not zero in it
     }
 
 
