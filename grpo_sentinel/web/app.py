@@ -60,7 +60,7 @@ def build_app(state: WebState) -> Starlette:
     api, explore = Api(state), Explore(state, past)
     files = _static_files()
 
-    def static(request: Request) -> Response:
+    async def static(request: Request) -> Response:  # from memory: no thread is needed
         name = request.path_params.get("name", "index.html")
         if name not in files:
             return Strict({"error": f"there is no file {name!r} here"}, 404)

@@ -33,17 +33,32 @@ export async function refreshSignals() {
   const run = live.news.run_id, turn = (state.turn += 1);
   if (run !== state.run) Object.assign(state, { run, zoom: null, names: [] });
   try {
-    await readNames(run);
+    const names = readNames(run);
+    if (!state.signal) state.signal = guessed(); // so that the first chart need not wait for the names
+    const early = state.signal, asked = early ? series(run) : null;
+    await names;
     if (!state.names.includes(state.signal)) state.signal = firstSignal(state.names);
     if (document.activeElement !== byId("signal")) byId("signal").value = state.signal;
     if (!state.signal) { byId("chart-note").textContent = "No values have been stored yet."; return; }
-    const ranks = ranksToDraw(), { mode, span } = chosen();
-    const asked = get("series", { run, ranks: ranks.join(","), signal: state.signal, mode, max_points: POINTS, ...span });
-    const [{ series }] = await Promise.all([asked, readTold(run)]);
-    if (turn === state.turn) show(ranks, series);
+    const [found] = await Promise.all([early === state.signal ? asked : series(run), readTold(run)]);
+    if (turn === state.turn) show(found.ranks, found.series);
   } catch (error) {
     byId("chart-note").textContent = error.message;
   }
+}
+
+function series(run) {
+  const ranks = ranksToDraw(), { mode, span } = chosen();
+  const asked = get("series", { run, ranks: ranks.join(","), signal: state.signal, mode, max_points: POINTS, ...span });
+  const found = asked.then((answer) => ({ ranks, series: answer.series }));
+  found.catch(() => {}); // it may be that nobody waits for it any more
+  return found;
+}
+
+// The signal that `firstSignal` will choose, where the news alone say so.
+function guessed() {
+  const [wrong = "reward.mean"] = rootsOf(live.news.findings).map((one) => one.signal);
+  return live.news.ranks.some((rank) => wrong in rank.values) ? wrong : "";
 }
 
 // Names change seldom, findings when one fires or resolves: neither is asked for at every look.
