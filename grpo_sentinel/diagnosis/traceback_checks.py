@@ -140,6 +140,7 @@ def _reward_function(frames: tuple[Frame, ...]) -> str | None:
     return None
 
 
+_LOADING = re.compile(r"/transformers/\S* (?:_?from_pretrained|from_config|_get_module)$|/models/auto/")
 _FORWARD = re.compile(r"/transformers/models/\S*modeling_\S* (?:forward|get_\w*features|\w*merge_input\w*)$")
 
 
@@ -151,6 +152,8 @@ def _layer(traceback: Traceback) -> str | None:
     for pattern, layer in _TYPES:
         if re.search(pattern, traceback.type):
             return layer
+    if traceback.frames and _LOADING.search(_place(traceback.frames[-1])):
+        return "tooling"  # a model or tokenizer that this library cannot make
     if traceback.type == "ValueError" and traceback.frames and _FORWARD.search(_place(traceback.frames[-1])):
         return "data"  # a model that refuses its input
     for frame in reversed(traceback.frames):

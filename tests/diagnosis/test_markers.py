@@ -159,6 +159,7 @@ SAMPLES = {
     "launch_failure": "CUDA error: unspecified launch failure",
     "killed": "Killed",
     "exit_137": "command terminated with exit code 137",
+    "no_placement": '  File "/opt/verl/verl/single_controller/ray/base.py", line 101, in get_placement_groups',
     "told_to_end": "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7721 got signal: 15",
     "exit_signal": "failed (exitcode: -11) local_rank: 0 (pid: 4411) of binary: python3",
     "engine_dead": "vllm.engine.async_llm_engine.AsyncEngineDeadError: Background loop has errored already.",
