@@ -59,14 +59,18 @@ GENERIC = ("python_error", "not_implemented", "deprecated_arg", "missing_attribu
 """Markers whose meaning depends on the frames above them."""
 
 
+SHAPES = ("mask_shape", "shape_mismatch")
+"""Sizes that do not fit are the batch's, unless the frames belong to a reward function or to the optimizer."""
+
+
 def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
     """Give a candidate for every traceback whose exception no marker explains by itself."""
     out = []
     for traceback, marker in view.tracebacks:
-        if marker is not None and marker not in GENERIC:
+        if marker is not None and marker not in (*GENERIC, *SHAPES):
             continue
         found = _candidate(view, traceback)
-        if found is not None:
+        if found is not None and (marker not in SHAPES or found.layer in ("reward", "optimizer")):
             out.append(found)
     return out or _bare(view)
 
@@ -140,7 +144,9 @@ def _reward_function(frames: tuple[Frame, ...]) -> str | None:
     return None
 
 
-_LOADING = re.compile(r"/transformers/\S* (?:_?from_pretrained|from_config|_get_module)$|/models/auto/")
+_LOADING = re.compile(
+    r"/transformers/\S* (?:_?from_pretrained|from_config|_get_module)$|/models/auto/|(?:site-packages|dist-packages|/lib)/\S* <module>$"
+)
 _FORWARD = re.compile(r"/transformers/models/\S*modeling_\S* (?:forward|get_\w*features|\w*merge_input\w*)$")
 
 
@@ -153,7 +159,7 @@ def _layer(traceback: Traceback) -> str | None:
         if re.search(pattern, traceback.type):
             return layer
     if traceback.frames and _LOADING.search(_place(traceback.frames[-1])):
-        return "tooling"  # a model or tokenizer that this library cannot make
+        return "tooling"  # a model or tokenizer that this library cannot make, or a library that does not come up
     if traceback.type == "ValueError" and traceback.frames and _FORWARD.search(_place(traceback.frames[-1])):
         return "data"  # a model that refuses its input
     for frame in reversed(traceback.frames):

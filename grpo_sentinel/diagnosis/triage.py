@@ -15,7 +15,7 @@ from grpo_sentinel.diagnosis.absence_checks import ABSENCE_CHECKS
 from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
 from grpo_sentinel.diagnosis.policy_checks import POLICY_CHECKS
 from grpo_sentinel.diagnosis.series_checks import CHECKS
-from grpo_sentinel.diagnosis.traceback_checks import GENERIC, candidates_of_tracebacks
+from grpo_sentinel.diagnosis.traceback_checks import GENERIC, SHAPES, candidates_of_tracebacks
 from grpo_sentinel.diagnosis.trend_checks import TREND_CHECKS
 from grpo_sentinel.diagnosis.update_checks import UPDATE_CHECKS
 from grpo_sentinel.diagnosis.verdict import Candidate, Diagnosis
@@ -73,16 +73,14 @@ def _remedies(verdict: Candidate) -> tuple[str, ...]:
 
 
 def _explained(candidate: Candidate, view: LogView) -> bool:
-    """A general marker, or one of a server that is away, inside a traceback that runs through a reward function.
-
-    The traceback says more: whose work it was, or whose server.
-    """
-    if candidate.name == "python_error" or candidate.name not in (*GENERIC, *_OF_SERVERS):
+    """Tell whether a line stands inside a traceback that says more: whose work it was, or whose server."""
+    if candidate.name == "python_error" or candidate.name not in (*GENERIC, *SHAPES, *_OF_SERVERS):
         return False
+    layers = ("reward", "optimizer") if candidate.name in SHAPES else ("reward",)
     at = candidate.evidence[0]
     spans = {(t.last.source, t.last.number): t.first for t, _ in view.tracebacks}
     return any(
-        found.layer == "reward"
+        found.layer in layers
         and (seen := found.evidence[0]).source == at.source
         and spans[seen.source, seen.line] <= at.line <= seen.line
         for found in candidates_of_tracebacks(view)
