@@ -73,6 +73,7 @@ def _be_a_rank(
 ) -> None:
     code = 1
     try:
+        os.setsid()  # else the kernel wakes a rank that is stopped on purpose when the shell above has ended
         log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)

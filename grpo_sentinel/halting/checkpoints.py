@@ -1,6 +1,7 @@
 """Finds checkpoints, tells whole from half, and looks for numbers in them that are not finite. Nothing is unpickled.
 
-<output_dir>/checkpoint-12/      transformers: whole once trainer_state.json, which is written last, is there
+<output_dir>/checkpoint-12/      transformers: whole once trainer_state.json, which is written last, is there; its
+                                 weights in files or in shards of DeepSpeed (global_step12/) or FSDP (.metadata)
 <output_dir>/step_12/            a loop of one's own: whole once the trainer has reported it (`checkpoint_saved`)
 <output_dir>/checkpoint_12.pt    one file, of torch.save or safetensors: says itself whether it is whole
 """
@@ -75,7 +76,7 @@ def problem_of(path: Path, step: int, *, reported: bool = False) -> str:
         weights = [name for name in names if name in _WEIGHTS] or _shards(path, names)
         if not weights and "trainer_state.json" not in names:
             weights = sorted(name for name in names if is_weights(name))
-        if not weights:
+        if not weights and not _sharded(path, names):
             return "no weights"
         missing = sorted(set(weights) - names)
         if missing:
@@ -85,6 +86,14 @@ def problem_of(path: Path, step: int, *, reported: bool = False) -> str:
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
     return ""
+
+
+def _sharded(path: Path, names: Iterable[str]) -> list[str]:
+    """Name the folders that hold shards: of DeepSpeed, or of torch.distributed.checkpoint, which FSDP saves by."""
+    return sorted(
+        name for name in names
+        if (path / name / ".metadata").is_file() or (name.startswith("global_step") and (path / name).is_dir())
+    )  # fmt: skip
 
 
 def is_weights(name: str) -> bool:
@@ -125,8 +134,18 @@ def check_finite(path: Path) -> FiniteReport:
     What cannot be judged without unpickling is named in `unchecked`. Raises `ValueError` on a torn file, `OSError`
     when one cannot be read.
     """
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if is_weights(file.name))
-    return merge([scan_file(file) if file.suffix == ".safetensors" else _scan_torch(file) for file in files])
+    if path.is_file():
+        return _scan(path)
+    files = sorted(file for file in path.iterdir() if is_weights(file.name))
+    unread: list[str] = []
+    for folder in _sharded(path, [file.name for file in path.iterdir()]):
+        files += sorted((path / folder).glob("*_states.pt"))  # DeepSpeed's; the others' are parts of tensors
+        unread += [f"{folder}/{file.name}" for file in sorted((path / folder).glob("*.distcp"))]
+    return merge([*map(_scan, files), FiniteReport(unchecked=tuple(unread))])
+
+
+def _scan(path: Path) -> FiniteReport:
+    return scan_file(path) if path.suffix == ".safetensors" else _scan_torch(path)
 
 
 def newest_before(checkpoints: Iterable[Checkpoint], onset_step: int) -> list[Checkpoint]:

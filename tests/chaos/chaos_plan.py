@@ -49,7 +49,7 @@ class Case:
         collective of the same phase and neither moves; only their stacks differ. Nor whose gradient was NaN where the
         run is halted at that very step: the hooks that see it are armed by the first one.
         """
-        if self.fault == DAEMON or (self.fault == NAN and self.halting and self.trainer == TRL):
+        if self.fault == DAEMON or (self.fault == NAN and self.halting):
             return None
         if self.fault == HANG and (self.trainer, self.moment) in ((LOOP, "backward"), (TRL, "forward")):
             return None

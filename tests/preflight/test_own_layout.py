@@ -106,6 +106,32 @@ def test_it_is_kept_as_a_copy_and_only_when_it_is_whole(tmp_path: Path, make: Ca
     assert sorted(one.name for one in (tmp_path / "out").iterdir()) == sorted(path.name for path in paths[1:])
 
 
+def test_shards_of_deepspeed_and_fsdp_are_weights_too(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    for step, value in ((2, 1.0), (4, math.nan)):
+        path = tmp_path / "out" / f"checkpoint-{step}"
+        (path / f"global_step{step}").mkdir(parents=True)
+        weights = {"module": {"w": torch.full((3,), value)}}
+        torch.save(weights, path / f"global_step{step}" / "mp_rank_00_model_states.pt")
+        (path / "latest").write_text(f"global_step{step}")
+        (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    sharded = tmp_path / "out" / "checkpoint-6"
+    dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=str(sharded / "pytorch_model_fsdp_0"), no_dist=True)
+    (sharded / "trainer_state.json").write_text(json.dumps({"global_step": 6}))
+    (tmp_path / "out" / "checkpoint-8").mkdir()
+    (tmp_path / "out" / "checkpoint-8" / "trainer_state.json").write_text(json.dumps({"global_step": 8}))
+    found = scan_directory(tmp_path / "out")
+    assert [(one.step, one.problem) for one in found] == [(8, "no weights"), (6, ""), (4, ""), (2, "")]
+    kept = pin(found[1], tmp_path / "pinned", "t")
+    report = check_finite(kept)
+    assert (report.finite, report.nonfinite) == (False, {}), "not looked at is not finite"
+    assert all(name.startswith("pytorch_model_fsdp_0/") for name in report.unchecked)
+    assert check_checkpoint(kept).finite, "`check checkpoint` reads them"
+    assert check_finite(pin(found[2], tmp_path / "pinned", "t")).nonfinite == {"module.w": 3}
+    assert check_finite(pin(found[3], tmp_path / "pinned", "t")).finite
+
+
 @pytest.mark.parametrize("layout", ["directory", pytest.param("file", marks=pytest.mark.slow)])
 def test_a_real_loop_that_diverges_has_one_kept_and_resume_point_finds_the_way_back(
     tmp_path: Path, layout: str
