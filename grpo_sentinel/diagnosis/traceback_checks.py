@@ -145,7 +145,8 @@ def _reward_function(frames: tuple[Frame, ...]) -> str | None:
 
 
 _LOADING = re.compile(
-    r"/transformers/\S* (?:_?from_pretrained|from_config|_get_module)$|/models/auto/|(?:site-packages|dist-packages|/lib)/\S* <module>$"
+    r"/transformers/\S* (?:_?from_pretrained|from_config|_get_module)$|/models/auto/"
+    r"|(?:site-packages|dist-packages|/lib)/\S* <module>$"
 )
 _FORWARD = re.compile(r"/transformers/models/\S*modeling_\S* (?:forward|get_\w*features|\w*merge_input\w*)$")
 

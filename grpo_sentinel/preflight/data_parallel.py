@@ -74,7 +74,7 @@ class Workers:
             out, into = os.pipe()
             pid = os.fork()
             if not pid:
-                os._exit(self._run(into))
+                os._exit(self._run(out, into))
             os.close(into)
             self._workers.append(_Worker(pid, out))
         return self
@@ -126,11 +126,12 @@ class Workers:
                 raise SentinelError(error)
             yield number, result
 
-    def _run(self, into: int) -> int:
+    def _run(self, out: int, into: int) -> int:
         """Work on parts until this process is killed; gives the exit code. Runs in the process of a worker."""
-        for end in (self._tickets, *(worker.pipe for worker in self._workers)):
-            os.close(end)  # so that the parent's end is noticed
+        for end in (self._tickets, out, *(worker.pipe for worker in self._workers)):
+            os.close(end)  # so that the parent's end is noticed, by an empty read or a broken pipe
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core for each process
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this process
         try:
             with os.fdopen(into, "w", encoding="ascii") as pipe:
                 while ticket := os.read(self._tickets_in, _TICKET):

@@ -8,11 +8,17 @@ import gzip
 import io
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -213,14 +219,29 @@ def test_several_processes_report_exactly_what_one_does(tmp_path: Path, monkeypa
 
 
 def test_a_process_of_jobs_that_dies_is_one_sentence(tmp_path: Path, monkeypatch: Any) -> None:
-    import os
-
     from grpo_sentinel.preflight import data
 
     path = write(tmp_path / "a.jsonl", good())
     monkeypatch.setattr(data, "read_part", lambda part: os._exit(9))
     with pytest.raises(SentinelError, match="--jobs 1"):
         check_data([path], DataOptions(jobs=2))
+
+
+def test_processes_of_jobs_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"prompt": f"what is {n}? " + "x" * 3000} for n in range(20_000)])
+    for how in (signal.SIGKILL, signal.SIGINT):
+        parent = subprocess.Popen(
+            [sys.executable, "-m", "grpo_sentinel.cli", "check", "data", path, "--jobs", "2"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while len(children := psutil.Process(parent.pid).children()) < 2 and parent.poll() is None:
+            assert time.monotonic() < deadline
+        os.kill(parent.pid, how)
+        _, told = parent.communicate(timeout=60)
+        gone, alive = psutil.wait_procs(children, timeout=30)
+        assert (alive, len(gone)) == ([], 2)
+        assert "Traceback" not in told
 
 
 def test_a_file_that_cannot_be_read_in_a_process_of_jobs_is_one_sentence(tmp_path: Path, monkeypatch: Any) -> None:
