@@ -75,7 +75,7 @@ def test_show_gives_signals_thresholds_and_remedies_and_knows_near_names(capsys)
     assert main(["rules", "show", "grad_spike"]) == 0
     body = yaml.safe_load(capsys.readouterr().out)
     assert body["signals"] == ["gradient.norm_preclip"]
-    assert body["detect"]["ratio"] == 10
+    assert body["detect"]["ratio"] == 50
     assert body["remedies"]
     assert main(["rules", "show", "grad_spik"]) == 2
     assert "grad_spike" in capsys.readouterr().err
