@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
+from grpo_sentinel.agent.probes.memory import parse_meminfo
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.gradients import GradientOptions
 from grpo_sentinel.preflight.live.anomaly import first_nan_operation
@@ -289,7 +290,13 @@ def _memory(found: Findings, loaded: Loaded) -> None:
 def _free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return psutil.virtual_memory().available if device.type == "cpu" else None
+    if device.type != "cpu":
+        return None
+    try:
+        available = parse_meminfo(Path("/proc/meminfo").read_text()).get("MemAvailable")
+    except OSError:
+        return None
+    return None if available is None else int(available)
 
 
 def _headroom(found: Findings, loaded: Loaded, carriers: Carriers, largest_logit: float) -> None:
