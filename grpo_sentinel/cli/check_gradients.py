@@ -23,7 +23,7 @@ from grpo_sentinel.preflight.gradients import GradientOptions, check_gradients
 @click.option("--device", default="", help="cpu, cuda, cuda:1; default: a GPU where there is one.")
 @click.option("--max-norm", type=float, metavar="N", help="Limit of the gradient norm; none by default.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling.")
-@click.option("--timeout", type=float, default=50.0, show_default=True, metavar="SECONDS", help="For all of it.")
+@click.option("--timeout", type=float, default=45.0, show_default=True, metavar="SECONDS", help="For all of it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/gradients-check).")
 def gradients(
     checkpoint: str, data: tuple[str, ...], prompt: str, response: str, reward: str, samples: int, group_size: int,

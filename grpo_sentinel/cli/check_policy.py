@@ -31,7 +31,7 @@ DTYPES = click.Choice(["float32", "bfloat16", "float16", "float64"])
 @click.option("--trained/--untrained", default=None, help="The policy has (not) been updated since its reference.")
 @click.option("--max-gap", type=float, default=0.05, show_default=True, help="Nats between engines, on average.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling.")
-@click.option("--timeout", type=float, default=50.0, show_default=True, metavar="SECONDS", help="For all of it.")
+@click.option("--timeout", type=float, default=45.0, show_default=True, metavar="SECONDS", help="For all of it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/policy-check).")
 def policy(
     model: str, reference: str, reward_model: str, reward: str, data: tuple[str, ...], prompt: str, answer: str,

@@ -23,7 +23,7 @@ from grpo_sentinel.preflight.reward import RewardOptions, check_reward
 @click.option("--max-length", type=click.IntRange(16), default=2048, show_default=True, help="Limit in characters.")
 @click.option("--max-std", type=float, default=0.5, show_default=True, help="How far a perturbation may move scores.")
 @click.option("--min-rank-correlation", type=float, default=0.7, show_default=True, help="Least Spearman correlation.")
-@click.option("--timeout", type=float, default=50.0, show_default=True, metavar="SECONDS", help="For all of it.")
+@click.option("--timeout", type=float, default=45.0, show_default=True, metavar="SECONDS", help="For all of it.")
 @click.option("--perturbations", default="", metavar="MODULE", help="A module (or file.py) with more PERTURBATIONS.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/reward-check).")
 def reward(

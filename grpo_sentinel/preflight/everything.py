@@ -44,7 +44,7 @@ class AllOptions:
     reward_high: float | None = None
     device: str = ""
     dtype: str = "float32"
-    timeout: float = 55.0  # seconds for all of it: those that run a model or a reward share what is left
+    timeout: float = 40.0  # seconds for all of it: those that run a model or a reward share what is left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class GradientOptions:
     spike: float = 10.0  # S25: max above this many means is one sign
     most_share: float = 0.5  # of the squared norm that one sample or token may carry
     seed: int = 0
-    timeout_seconds: float = 50.0
+    timeout_seconds: float = 45.0
 
 
 def check_gradients(target: str, options: GradientOptions | None = None) -> CheckReport:

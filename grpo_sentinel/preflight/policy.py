@@ -31,7 +31,7 @@ class PolicyOptions:
     trained: bool | None = None  # None: by the checkpoint's own step
     max_gap_nats: float = 0.05  # mean |log-prob difference| between engines
     seed: int = 0
-    timeout_seconds: float = 50.0
+    timeout_seconds: float = 45.0
 
 
 def check_policy(target: str, options: PolicyOptions | None = None) -> CheckReport:

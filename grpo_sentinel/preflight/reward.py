@@ -46,7 +46,7 @@ class RewardOptions:
     max_head_bias: float = 0.5
     max_head_loss: float = MOST
     max_seconds_per_sample: float = 1.0
-    timeout_seconds: float = 50.0
+    timeout_seconds: float = 45.0
     perturbations: str = ""  # MODULE with PERTURBATIONS
 
 

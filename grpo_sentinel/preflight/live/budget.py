@@ -8,7 +8,7 @@ from grpo_sentinel.preflight.live.loading import Loaded
 from grpo_sentinel.preflight.live.rollout import Batch
 from grpo_sentinel.preflight.live.scoring import Scores, score
 
-SAMPLING_SHARE = 0.4  # of the time for a whole check; the rest is for what is done with the samples
+SAMPLING_SHARE = 0.3  # of the time for a whole check; the rest is for what is done with the samples
 
 
 def affordable(loaded: Loaded, batch: Batch, until: float, passes: float) -> tuple[Batch, Scores, float]:
