@@ -10,6 +10,7 @@ from grpo_sentinel.records import Action, Finding, FindingState
 LOST = frozenset({"weights_nonfinite", "moments_nonfinite"})
 """Rules whose firing means that what would be saved is not finite."""
 
+_NOT_SAVED = "no checkpoint is written ({}): `grpo-sentinel resume-point` names one from before"
 _INSTEAD = {Action.CHECKPOINT_AND_HALT: Action.HALT_NOW, Action.CHECKPOINT: Action.ALERT}
 
 
@@ -24,7 +25,7 @@ def worth_saving(asking: Sequence[Finding], firing: Callable[[], Sequence[Findin
     if not lost:
         return asking
     return [
-        replace(one, action=_INSTEAD[one.action], message=f"nothing is saved ({lost[0]}): {one.message}")
+        replace(one, action=_INSTEAD[one.action], message=f"{one.message}; {_NOT_SAVED.format(lost[0])}")
         if one.action in _INSTEAD
         else one
         for one in asking

@@ -20,7 +20,10 @@ def test_a_halt_saves_unless_weights_or_moments_are_lost() -> None:
     lost = finding("weights_nonfinite", Action.ALERT)
     changed = worth_saving([halts, saves, alerts], lambda: [lost])
     assert [one.action for one in changed] == [Action.HALT_NOW, Action.ALERT, Action.ALERT]
-    assert changed[0].message == "nothing is saved (weights_nonfinite): gradient_nonfinite is bad"
+    assert changed[0].message == (
+        "gradient_nonfinite is bad; "
+        "no checkpoint is written (weights_nonfinite): `grpo-sentinel resume-point` names one from before"
+    )
     assert changed[2] is alerts
     over = finding("weights_nonfinite", Action.ALERT, state=FindingState.RESOLVED)
     assert worth_saving([halts], lambda: [over]) == [halts]
@@ -41,4 +44,7 @@ def test_a_real_run_is_halted_and_saves_only_weights_that_are_finite(tmp_path: P
     assert done.returncode == 83, done.stderr
     saved = list((tmp_path / "out").glob("checkpoint-*"))
     assert len(saved) == (0 if lost else 1), done.stderr
-    assert ("because nothing is saved (weights_nonfinite)" in done.stderr) == lost, done.stderr
+    assert ("no checkpoint is written (weights_nonfinite)" in done.stderr) == lost, done.stderr
+    for promise in ("the weights are still good", "save them", "written by the halt"):
+        assert promise not in done.stderr
+    assert "resume-point" in next(rule for rule in load_rules() if rule.name == "nonfinite_updates").remedies[0]
