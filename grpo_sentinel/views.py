@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from grpo_sentinel.catalog import layer_of
 from grpo_sentinel.records import (
     Ack,
     Action,
@@ -96,6 +97,18 @@ class Snapshot:
     context: Mapping[str, object] = field(default_factory=dict)  # trainer configuration from the config event
     health: Mapping[str, float] = field(default_factory=dict)  # the sentinel about itself, flat names
     notes: tuple[str, ...] = ()  # what is off or broken, one sentence each
+
+
+def layers_seen(snapshot: Snapshot) -> frozenset[str]:
+    """Name the layers of which a view may say "ok" when nothing fires; any other is not watched.
+
+    A layer is seen when one of its signals has arrived. That of the devices is seen only when a GPU has been read:
+    figures of the host alone tell nothing about a device.
+    """
+    names = {name for status in snapshot.ranks.values() for name in status.values}
+    for sample in snapshot.samples.values():
+        names |= {name for name, value in sample.values.items() if (name, value) != ("device.gpu_count", 0)}
+    return frozenset(layer_of(name) for name in names if layer_of(name) != "device" or name.startswith("device.gpu_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

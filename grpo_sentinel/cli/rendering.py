@@ -16,7 +16,7 @@ from rich.text import Text
 from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.records import Finding, HaltState, Liveness, Severity
-from grpo_sentinel.views import HaltStatus, RankStatus, Snapshot
+from grpo_sentinel.views import HaltStatus, RankStatus, Snapshot, layers_seen
 
 _COLOURS = {Severity.NOTE: "dim", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _KEY_VALUES = (
@@ -84,10 +84,10 @@ def _rank(rank: int, status: RankStatus, keys: list[tuple[str, str]], now: int) 
 def _layers(snapshot: Snapshot) -> Text:
     """One word per layer: its gravest finding, or ok, or nothing known."""
     line = Text("layers: ")
+    seen = layers_seen(snapshot)
     for layer in LAYERS:
         worst = max((finding.severity for finding in snapshot.findings if finding.layer == layer), default=None)
-        known = any(name.startswith(f"{layer}.") for status in snapshot.ranks.values() for name in status.values)
-        known = known or any(name.startswith(f"{layer}.") for one in snapshot.samples.values() for name in one.values)
+        known = layer in seen
         if worst is not None:
             line.append(f"{layer} {worst.name.lower()}  ", style=_COLOURS[worst])
         else:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grpo_sentinel.catalog import LAYERS, layer_of
+from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.records import Severity
-from grpo_sentinel.views import RankStatus, Snapshot
+from grpo_sentinel.views import RankStatus, Snapshot, layers_seen
 
 KEY_SIGNALS = (
     "policy.loss",
@@ -95,8 +95,7 @@ def layers(snapshot: Snapshot) -> list[dict[str, Any]]:
     `state` is "critical", "warning", "note", "ok", or "unknown" when no signal of the layer has arrived.
     """
     out = []
-    watched = {layer_of(name) for status in snapshot.ranks.values() for name in status.values}
-    watched |= {layer_of(name) for sample in snapshot.samples.values() for name in sample.values}
+    watched = layers_seen(snapshot)
     for layer in LAYERS:
         firing = [finding for finding in snapshot.findings if finding.layer == layer]
         worst = max((finding.severity for finding in firing), default=None)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from grpo_sentinel.catalog import LAYERS, layer_of
+from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.cli.rendering import ago, halt_line, short
 from grpo_sentinel.cli.top.state import HELP, KEYS, State, View
 from grpo_sentinel.cli.top.trend import Trends
 from grpo_sentinel.records import Finding, Liveness, Severity
-from grpo_sentinel.views import RankStatus, Snapshot
+from grpo_sentinel.views import RankStatus, Snapshot, layers_seen
 
 _COLOURS = {Severity.NOTE: "dim", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _MARKS = {Severity.NOTE: "note", Severity.WARNING: "WARN", Severity.CRITICAL: "CRIT"}
@@ -75,8 +75,7 @@ def _chained(findings: Sequence[Finding]) -> list[Finding]:
 def _layers(snapshot: Snapshot, width: int) -> list[Text]:
     """The layers in as many lines as they need: worst finding, ok, or - for not watched."""
     lines = [Text()]
-    watched = {layer_of(name) for status in snapshot.ranks.values() for name in status.values}
-    watched |= {layer_of(name) for sample in snapshot.samples.values() for name in sample.values}
+    watched = layers_seen(snapshot)
     for layer in LAYERS:
         worst = max((one.severity for one in snapshot.findings if one.layer == layer), default=None)
         word = _MARKS[worst] if worst is not None else ("ok" if layer in watched else "-")
