@@ -66,6 +66,8 @@ class HistoryReader:
         self._db = open_reader(self.path)
         self._lock = threading.Lock()
         self._layouts: dict[int, tuple[str, ...]] = {}
+        version = self.query("PRAGMA user_version")[0][0]
+        self._began = "max(began_ns, started_ns)" if version >= 2 else "started_ns"  # an old file is read as it is
 
     def close(self) -> None:
         """Let go of the file."""
@@ -91,8 +93,9 @@ class HistoryReader:
     # ---- runs
 
     def runs(self, limit: int = 1000) -> list[RunInfo]:
-        """List runs, the one seen last first."""
-        return [_run_info(row) for row in self.query(f"{_RUNS} ORDER BY seen_ns DESC, id DESC LIMIT ?", (limit,))]
+        """List runs, the one whose processes were started last first."""
+        order = f"ORDER BY {self._began} DESC, id DESC"
+        return [_run_info(row) for row in self.query(f"{_RUNS} {order} LIMIT ?", (limit,))]
 
     def run(self, run_id: str) -> RunInfo | None:
         """Find one run by its id."""

@@ -8,10 +8,11 @@ from functools import lru_cache
 from typing import TypeVar
 
 from grpo_sentinel.history.codec import dumps, int64, pack_values, plain, rank_status_body, text
-from grpo_sentinel.records import EventRecord, Finding, Sample, StepRecord
+from grpo_sentinel.records import EventRecord, Finding, Liveness, Sample, StepRecord
 from grpo_sentinel.views import HaltStatus, RankStatus, SinkBatch
 
 Names = tuple[str, ...]
+_GONE = (Liveness.CLOSED, Liveness.DEAD)
 Item = TypeVar("Item")
 Row = TypeVar("Row")
 
@@ -23,6 +24,9 @@ class Rows:
     run_id: str
     node: str
     wall_ns: int
+    began_ns: int = 0  # start of the newest process of the run; 0 = no rank is known
+    started_ns: int = 0  # of the oldest
+    seen_ns: int = 0  # when a rank was alive last: a run that is only looked at as past does not grow younger
     context: Mapping[str, object] = field(default_factory=dict)
     ranks: dict[int, RankStatus] = field(default_factory=dict)  # encoded at the commit: only the newest counts
     records: list[tuple[tuple[int, ...], Names, bytes]] = field(default_factory=list)
@@ -49,6 +53,7 @@ def encode(batch: SinkBatch) -> Rows:
     """Turn a batch into rows; an item that cannot be encoded is left out and counted in `unencodable`."""
     rows = Rows(run_id=text(batch.run_id), node=text(batch.node), wall_ns=int64(batch.wall_ns))
     rows.ranks = dict(batch.snapshot.ranks)
+    rows.began_ns, rows.started_ns, rows.seen_ns = _times(rows)
     rows.context = batch.snapshot.context
     for record in batch.records:
         rows.take(_record, record, rows.records)
@@ -61,6 +66,19 @@ def encode(batch: SinkBatch) -> Rows:
     if batch.halt is not None:
         rows.request = _request(batch.halt, rows)
     return rows
+
+
+def _times(rows: Rows) -> tuple[int, int, int]:
+    """Give start of the newest process, start of the oldest and last sign of life, wall ns, none after the batch."""
+    if not rows.ranks:
+        return 0, rows.wall_ns, rows.wall_ns
+    ranks = rows.ranks.values()
+    made = [min(int64(one.identity.created_wall_ns), rows.wall_ns) for one in ranks]
+    seen = rows.wall_ns
+    if all(one.liveness in _GONE for one in ranks):
+        signs = (max(one.heartbeat.updated_wall_ns, one.updated_wall_ns) for one in ranks)
+        seen = min(max(max(made), *map(int64, signs)), seen)
+    return max(made), min(made), seen
 
 
 def rank_row(status: RankStatus) -> tuple[int, int, str]:

@@ -64,6 +64,9 @@ CREATE TABLE requests (
 CREATE INDEX requests_by_run ON requests (run, id);
 """
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1,)
+# Start of the newest processes of the run, wall ns; 0 where no rank has said so.
+_VERSION_2 = "ALTER TABLE runs ADD COLUMN began_ns INTEGER NOT NULL DEFAULT 0"
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
 VERSION = len(MIGRATIONS)
 RUN_TABLES = ("ranks", "records", "rollups", "events", "findings", "transitions", "samples", "requests")

@@ -88,14 +88,14 @@ class RowWriter:
         if run is None:
             self._db.execute(
                 "INSERT OR IGNORE INTO runs (run_id, node, started_ns, seen_ns) VALUES (?,?,?,?)",
-                (rows.run_id, rows.node, rows.wall_ns, rows.wall_ns),
+                (rows.run_id, rows.node, rows.started_ns, rows.seen_ns),
             )
             run = self._fetch_id("SELECT id FROM runs WHERE run_id=?", rows.run_id)
             _bounded(self._runs)[rows.run_id] = run
         self._db.execute(
-            "UPDATE runs SET seen_ns=max(seen_ns,?), world_size=max(world_size,?),"
-            " parent_run_id=CASE WHEN parent_run_id='' THEN ? ELSE parent_run_id END WHERE id=?",
-            (rows.wall_ns, *_run_facts(rows), run),
+            "UPDATE runs SET started_ns=min(started_ns,?), began_ns=max(began_ns,?), seen_ns=max(seen_ns,?),"
+            " world_size=max(world_size,?), parent_run_id=CASE WHEN parent_run_id='' THEN ? ELSE parent_run_id END WHERE id=?",
+            (rows.started_ns, rows.began_ns, rows.seen_ns, *_run_facts(rows), run),
         )
         if rows.context and self._contexts.get(run) != rows.context:
             self._db.execute("UPDATE runs SET context=? WHERE id=?", (dumps(rows.context), run))

@@ -127,3 +127,14 @@ def test_run_once_judges_the_run_that_it_is_asked_about(started: Started, tmp_pa
     assert findings(tmp_path) == []
     assert started.python("-c", LATE, *late, "--run-id", RUN).wait(30) == 0
     assert "rank_dead" in findings(tmp_path)
+
+
+def test_run_once_over_past_runs_leaves_the_run_started_last_the_newest(started: Started, tmp_path: Path) -> None:
+    for run in ("one", "two"):
+        dead(started, tmp_path, run)
+    path = str(settings(tmp_path))
+    for _ in range(2):
+        assert started.python("-c", LATE, "600", "run", "--once", "--config", path).wait(30) == 0
+    done = cli("report", "--config", path, "-o", "-")
+    assert done.returncode == 0, done.stderr
+    assert "Run two" in done.stdout, done.stdout[:400]

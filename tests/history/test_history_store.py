@@ -9,18 +9,19 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sentinel_batches import RUN, WALL_NS, batch, event, finding, record, sample, status
+from sentinel_batches import RUN, WALL_NS, batch, event, finding, identity, record, sample, status
 
 from grpo_sentinel.clock import ManualClock
 from grpo_sentinel.config import HistoryConfig
 from grpo_sentinel.errors import HistoryError
 from grpo_sentinel.history import HistoryReader, HistoryStore, database, frames, history_path, retention, schema
 from grpo_sentinel.history.rollup import BUCKET_STEPS
-from grpo_sentinel.records import Action, FindingState, HaltState, Kind, Mode
-from grpo_sentinel.views import Cursor, HaltStatus, Snapshot
+from grpo_sentinel.records import Action, FindingState, HaltState, Kind, Liveness, Mode
+from grpo_sentinel.views import Cursor, HaltStatus, SinkBatch, Snapshot
 
 
 @pytest.fixture
@@ -132,6 +133,54 @@ def test_runs_are_listed_newest_first_with_parent_and_size(path):
     assert [info.run_id for info in reader.runs()] == [RUN, "old"]
     assert reader.run(RUN).world_size == 2
     assert reader.run("nothing") is None
+
+
+def _looked_at(run: str, created: int, looked: int, liveness: Liveness = Liveness.DEAD) -> SinkBatch:
+    """One look at `looked` (seconds after WALL_NS) at a run whose process began at `created`."""
+    at = WALL_NS + created * 10**9
+    one = status(
+        identity=identity(run_id=run, created_wall_ns=at), updated_wall_ns=at, liveness=liveness,
+        heartbeat=replace(status().heartbeat, updated_wall_ns=at),
+    )  # fmt: skip
+    wall_ns = WALL_NS + looked * 10**9
+    return batch(run_id=run, wall_ns=wall_ns, snapshot=Snapshot(run_id=run, wall_ns=wall_ns, ranks={0: one}))
+
+
+def test_the_newest_run_is_the_one_started_last_whichever_was_looked_at_last(path):
+    store = HistoryStore(path, clock=ManualClock())
+    for run, created, looked in (("b", 20, 25), ("a", 10, 100), ("b", 20, 90), ("a", 10, 200)):
+        store.write(_looked_at(run, created, looked))
+        store.flush()
+    store.close()
+    with HistoryReader(path) as reader:
+        assert [info.run_id for info in reader.runs()] == ["b", "a"]
+        a = reader.run("a")
+        assert (a.started_wall_ns, a.seen_wall_ns) == (WALL_NS + 10 * 10**9,) * 2, "a look is no sign of life"
+
+
+def test_a_run_started_again_under_its_name_is_the_newest_and_began_when_it_first_did(path):
+    store = HistoryStore(path, clock=ManualClock())
+    for run, created in (("a", 10), ("b", 20), ("a", 30)):
+        store.write(_looked_at(run, created, created + 5, Liveness.ALIVE))
+        store.flush()
+    store.close()
+    with HistoryReader(path) as reader:
+        newest = reader.runs()[0]
+    assert (newest.run_id, newest.started_wall_ns) == ("a", WALL_NS + 10 * 10**9)
+    assert newest.seen_wall_ns == WALL_NS + 35 * 10**9
+
+
+def test_a_history_of_the_first_version_is_read_as_it_is(path):
+    path.parent.mkdir()
+    raw = sqlite3.connect(path, isolation_level=None)
+    database.migrate(raw, schema.MIGRATIONS[:1])
+    raw.execute("INSERT INTO runs (run_id, started_ns, seen_ns) VALUES (?,?,?)", (RUN, WALL_NS, WALL_NS))
+    raw.close()
+    with HistoryReader(path) as reader:
+        assert [info.run_id for info in reader.runs()] == [RUN]
+    stored(path, _looked_at("b", 20, 25)).close()
+    with HistoryReader(path) as reader:
+        assert [info.run_id for info in reader.runs()] == ["b", RUN]
 
 
 def test_records_stream_in_order_of_step_over_more_than_one_chunk(path):
