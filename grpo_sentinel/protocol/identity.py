@@ -16,11 +16,17 @@ _LONGEST_RUN_ID = 120
 
 
 def sanitise_run_id(text: str) -> str:
-    """Turn any text into a name for a directory: letters, digits, `.`, `_`, `-`; a changed one ends in its CRC."""
-    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip(".-")[:_LONGEST_RUN_ID]
-    if clean and clean == text:
-        return clean
-    return f"{clean or 'run'}-{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}"
+    """Turn any text into a name for a directory: letters, digits, `.`, `_`, `-`; a changed one ends in its CRC.
+
+    A name stays as it is, so launcher, sidecar and agent may all do this. The count of a restart (`-r2`) stays behind
+    what was shortened: the run before it is found by its name.
+    """
+    base, restart = re.fullmatch(r"(?s)(.*?)(-r[0-9]{1,9})?", text).groups("")  # type: ignore[union-attr]
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", base).lstrip(".-")
+    if not clean or clean != base or len(clean) > _LONGEST_RUN_ID:
+        crc = f"-{zlib.crc32(base.encode('utf-8', 'backslashreplace')):08x}"
+        clean = (clean or "run")[: _LONGEST_RUN_ID - len(crc)] + crc
+    return clean + restart
 
 
 def restart_count(environ: Mapping[str, str]) -> int:

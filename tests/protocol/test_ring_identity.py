@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import grpo_sentinel
-from grpo_sentinel.protocol import derive_parent_run_id, derive_run_id, new_identity, sanitise_run_id
+from grpo_sentinel.daemon.places import belongs_to
+from grpo_sentinel.protocol import derive_parent_run_id, derive_run_id, new_identity, run_dir, sanitise_run_id
 from grpo_sentinel.protocol.identity import parse_stat, start_ticks
 
 
@@ -56,6 +57,25 @@ def test_any_text_becomes_a_plain_directory_name(text):
 
 def test_two_ids_that_need_cleaning_stay_two():
     assert sanitise_run_id("a/b") != sanitise_run_id("a b")
+
+
+@pytest.mark.parametrize("length", [119, 120, 121, 128, 129, 140, 200])
+@pytest.mark.parametrize("odd", ["", "/"])
+def test_a_long_id_is_the_same_for_launcher_agent_and_sidecar_and_so_are_its_restarts(length, odd, tmp_path):
+    given = odd + "x" * (length - len(odd))
+    name = sanitise_run_id(given)  # the launcher
+    assert len(name) <= 120
+    for environ in ({"GRPO_SENTINEL_RUN_ID": given}, {"GRPO_SENTINEL_RUN_ID": name}):
+        assert derive_run_id(environ) == name
+        again = {**environ, "TORCHELASTIC_RESTART_COUNT": "2"}
+        assert (derive_run_id(again), derive_parent_run_id(again)) == (f"{name}-r2", f"{name}-r1")
+        assert belongs_to(tmp_path / derive_run_id(again), given)
+    for made in (name, f"{name}-r2"):
+        assert new_identity(0, 0, 1, made).run_id == run_dir(tmp_path, made).name == made
+
+
+def test_long_ids_that_differ_at_their_end_stay_two():
+    assert sanitise_run_id("x" * 130 + "a") != sanitise_run_id("x" * 130 + "b")
 
 
 def test_identity_tells_this_process_apart():
