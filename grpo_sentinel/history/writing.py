@@ -94,7 +94,8 @@ class RowWriter:
             _bounded(self._runs)[rows.run_id] = run
         self._db.execute(
             "UPDATE runs SET started_ns=min(started_ns,?), began_ns=max(began_ns,?), seen_ns=max(seen_ns,?),"
-            " world_size=max(world_size,?), parent_run_id=CASE WHEN parent_run_id='' THEN ? ELSE parent_run_id END WHERE id=?",
+            " world_size=max(world_size,?),"
+            " parent_run_id=CASE WHEN parent_run_id='' THEN ? ELSE parent_run_id END WHERE id=?",
             (rows.started_ns, rows.began_ns, rows.seen_ns, *_run_facts(rows), run),
         )
         if rows.context and self._contexts.get(run) != rows.context:
