@@ -69,7 +69,7 @@ def was_halted(root: Path, run_id: str, started_ns: int) -> bool:
 def write_summary(
     config: Config, root: Path, run_id: str, started_ns: int, code: int, *, halted: bool, say: Callable[[str], None]
 ) -> None:
-    """Say in a few lines what came of the run. Never raises for a history that cannot be read."""
+    """Say in a few lines what came of the run; `code` is that of `launch`. A history that cannot be read is said."""
     directory = run_directory(root, run_id, started_ns)
     if directory is None:
         if config.agent.enabled and code == 0:
@@ -78,6 +78,7 @@ def write_summary(
                 "installation, or call grpo_sentinel.attach(...) in the script"
             )
         return
+    ended = f"run {directory.name} {'was halted' if halted else 'ended'} with exit code {code}"
     path = history_path(state_dir(config), socket.gethostname())
     try:
         with HistoryReader(path) as reader:
@@ -85,10 +86,10 @@ def write_summary(
             findings = [one for one in reader.findings(directory.name) if one.finding_id in fired]
             requests = [one for one in reader.requests(directory.name) if one.updated_wall_ns >= started_ns]
     except SentinelError as error:
-        say(f"run {directory.name} ended with exit code {code}; no summary: {error}")
+        say(f"{ended}; no summary: {error}")
         return
     told = [finding for finding in findings if finding.severity > Severity.NOTE]
-    say(f"run {directory.name} {'was halted' if halted else f'ended with exit code {code}'}; {_count(told)}")
+    say(f"{ended}; {_count(told)}")
     for finding in [one for one in told if not one.root_id][:_MOST_FINDINGS]:
         say(f"  {finding.severity.name.lower()}, {finding.layer}, since step {finding.onset_step}: {finding.message}")
     for finding in [one for one in told if one.root_id and one.severity is Severity.CRITICAL][:_MOST_FINDINGS]:

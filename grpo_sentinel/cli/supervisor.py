@@ -74,11 +74,11 @@ def supervise(
     if root is None:
         return code
     halted = was_halted(root, run_id, started_ns)
+    if halted and not code:
+        by_notice = desk.asked_to_halt and config.launch.notice_exit_code is not None
+        code = config.launch.notice_exit_code or 0 if by_notice else halted_exit_code
     write_summary(config, root, run_id, started_ns, code, halted=halted, say=say)
-    if not halted or code:
-        return code
-    by_notice = desk.asked_to_halt and config.launch.notice_exit_code is not None
-    return config.launch.notice_exit_code or 0 if by_notice else halted_exit_code
+    return code
 
 
 class _Notices:

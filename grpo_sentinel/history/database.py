@@ -7,6 +7,7 @@ A power cut can lose the newest commits, never the file. No memory mapping: a tr
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import time
@@ -19,6 +20,8 @@ Connection = sqlite3.Connection
 DatabaseError = sqlite3.Error
 BUSY_SECONDS = 5.0
 _BROKEN = ("malformed", "not a database", "unsupported file format")
+_PERHAPS_FULL = ("database or disk is full", "disk I/O error", "unable to open database file")
+_ROOM_BYTES = 65536  # SQLite's WAL needs 32 KiB of shared memory beside it
 _SIBLINGS = ("", "-wal", "-shm")
 _NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "fuse.sshfs", "afs", "9p", "wekafs")
 
@@ -55,6 +58,20 @@ def file_system_of(path: Path, mountinfo: str) -> str:
     return kind
 
 
+def trouble_with(path: Path, error: BaseException) -> str:
+    """Say what SQLite or the system found, and name a full disk: SQLite calls some of them "disk I/O error"."""
+    said = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if not full and not any(word in said for word in _PERHAPS_FULL):
+        return said
+    try:
+        space = os.statvfs(path.parent)
+        free = space.f_bavail * space.f_frsize
+    except OSError:
+        return said
+    return f"{said}: the disk of {path.parent} is full" if full or free < _ROOM_BYTES else said
+
+
 def open_writer(path: Path) -> tuple[Connection, str]:
     """Open or create the history for writing; gives the connection and a note ("" unless something was set aside).
 
@@ -67,7 +84,7 @@ def open_writer(path: Path) -> tuple[Connection, str]:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite itself would make it 0644
     except OSError as error:
         raise HistoryError(
-            f"cannot write the history {path}: {error.strerror}; give a writable directory as state_dir"
+            f"cannot write the history {path}: {trouble_with(path, error)}; give a writable directory as state_dir"
         ) from error
     for _attempt in range(2):
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
@@ -80,7 +97,7 @@ def open_writer(path: Path) -> tuple[Connection, str]:
             connection.close()
             if not is_broken(error) or note:
                 raise HistoryError(
-                    f"cannot open the history {path}: {error}; free space or give another state_dir"
+                    f"cannot open the history {path}: {trouble_with(path, error)}; free space or give another state_dir"
                 ) from error
             note = set_aside(path, str(error))
             continue
@@ -196,7 +213,8 @@ def open_reader(path: Path) -> Connection:
             raise
         except sqlite3.Error as error:
             connection.close()
-            problem = str(error)
+            problem = trouble_with(path, error)
             continue
         return connection
-    raise HistoryError(f"cannot read the history {path}: {problem}; check its permissions, or move it if it is broken")
+    remedy = "free space there" if problem.endswith("is full") else "check its permissions, or move it if it is broken"
+    raise HistoryError(f"cannot read the history {path}: {problem}; {remedy}")

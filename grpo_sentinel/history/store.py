@@ -198,9 +198,10 @@ class HistoryStore:
         if self._db is not None:
             database.rollback(self._db)
             self._writer.forget()
-        if str(error) != self._trouble:
-            log.warning("history %s: %s; records wait in memory, training goes on", self.path, error)
-        self._trouble = str(error) or type(error).__name__
+        trouble = str(error) if isinstance(error, HistoryError) else database.trouble_with(self.path, error)
+        if trouble != self._trouble:
+            log.warning("history %s: %s; records wait in memory, training goes on", self.path, trouble)
+        self._trouble = trouble or type(error).__name__
         if database.is_broken(error):
             self._begin_anew()
 

@@ -37,7 +37,7 @@ def launch(
 def test_a_halted_run_returns_83_and_tells_where_the_checkpoint_is(config: Path, tmp_path: Path) -> None:
     done = launch(config, sys.executable, FAKE, "--output-dir", tmp_path / "out", "--save-steps", 5, "--bad-from", 150)
     assert done.returncode == 83, done.stderr
-    assert "was halted" in done.stderr
+    assert "was halted with exit code 83" in done.stderr
     assert str(tmp_path / "out" / "checkpoint-") in done.stderr
     assert "kept from before the onset" in done.stderr
     assert "history.sqlite" in done.stderr

@@ -1,0 +1,60 @@
+"""A full disk under the state directory: the run is judged and halted all the same, and the last line is true."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from run_support import HERE, cli
+
+from grpo_sentinel.errors import HistoryError
+from grpo_sentinel.history import HistoryReader, HistoryStore
+from grpo_sentinel.history.database import trouble_with
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 300 kB of our own."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", place], capture_output=True, timeout=30, check=False
+    )
+    if mount.returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True, timeout=30)
+
+
+def test_a_halted_run_says_its_exit_code_and_that_the_disk_is_full(small_disk: Path, tmp_path: Path) -> None:
+    config = tmp_path / "sentinel.yaml"
+    body = {"state_dir": str(small_disk), "http": {"port": 0}, "launch": {"linger_seconds": 0.5}}
+    config.write_text(json.dumps({**body, "collectors": {"nvml": {"enabled": False}}}))
+    trainer = (sys.executable, HERE / "fake_trainer.py", "--output-dir", tmp_path / "out", "--bad-from", 150)
+    done = cli("launch", "--config", config, "--run-id", "run", "--", *trainer, timeout=60)
+    assert done.returncode == 83, done.stderr
+    assert "run run was halted with exit code 83" in done.stderr, done.stderr
+    assert f"the disk of {small_disk} is full" in done.stderr, done.stderr
+    assert "ended with exit code 0" not in done.stderr
+
+
+def test_every_way_to_find_a_disk_full_is_named_so(small_disk: Path, tmp_path: Path) -> None:
+    path = small_disk / "history.sqlite"
+    HistoryStore(path).close()
+    with (small_disk / "ballast").open("wb", buffering=0) as ballast:
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            while True:
+                ballast.write(b"x" * 4096)
+    assert trouble_with(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))).endswith(f"{small_disk} is full")
+    assert trouble_with(path, sqlite3.OperationalError("disk I/O error")).endswith(f"{small_disk} is full")
+    assert trouble_with(tmp_path / "x", sqlite3.OperationalError("disk I/O error")) == "disk I/O error"
+    assert trouble_with(path, sqlite3.OperationalError("database is locked")) == "database is locked"
+    with pytest.raises(HistoryError, match="is full; free space there"), HistoryReader(path):
+        pass
