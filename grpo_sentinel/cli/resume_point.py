@@ -63,12 +63,19 @@ def _directory(what: str | None, reader: HistoryReader | None, fixed: str | None
             raise NoRun(f"{what} is neither a directory nor a run in the history; give the trainer's output directory")
     if fixed is not None:
         return Path(fixed)
-    for run in runs:
-        place = output_directory(run)
+    if reader is None or not runs:
+        raise NoRun(
+            "the history holds no run yet; give the trainer's output directory: `grpo-sentinel resume-point DIR`"
+        )
+    for run in runs if what is not None else runs[:1]:  # never another run's directory for the newest run's
+        place = output_directory(reader, run)
         if place is not None:
             return place
-    which = f"of run {what} " if what is not None else ""
-    raise NoRun(f"the output directory {which}is not known; give it: `grpo-sentinel resume-point DIR`")
+    which = f"run {what}" if what is not None else f"the newest run, {runs[0].run_id},"
+    raise NoRun(
+        f"the output directory of {which} is not known: its configuration names none, and it reported no checkpoint "
+        "(checkpoint_saved); give the directory: `grpo-sentinel resume-point DIR`"
+    )
 
 
 def _print(found: ResumePoint, directory: Path) -> None:

@@ -82,16 +82,35 @@ class ResumePoint:
 
 
 def runs_in(reader: HistoryReader, directory: Path) -> list[RunInfo]:
-    """List the runs that saved into `directory`, the one that began last first."""
+    """List the runs that saved into `directory`, by configuration or by report, the one that began last first."""
     wanted = directory.resolve()
-    found = [run for run in reader.runs() if (place := output_directory(run)) is not None and place.resolve() == wanted]
+    found = []
+    for run in reader.runs():
+        place = _configured(run)
+        saved_here = place is not None and place.resolve() == wanted
+        if saved_here or any(path.parent == wanted for path in reported_saves(reader, run.run_id)):
+            found.append(run)
     return sorted(found, key=lambda run: -run.started_wall_ns)
 
 
-def output_directory(run: RunInfo) -> Path | None:
-    """Where the trainer of a run saves, as its configuration says; None when it does not, or not absolutely."""
+def output_directory(reader: HistoryReader, run: RunInfo) -> Path | None:
+    """Where the trainer of a run saves: as its configuration says, else where its newest reported checkpoint lies."""
+    place = _configured(run)
+    if place is not None:
+        return place
+    saves = reported_saves(reader, run.run_id)
+    return saves[-1].parent if saves else None
+
+
+def _configured(run: RunInfo) -> Path | None:
     place = run.context.get("output_dir")
     return Path(place) if isinstance(place, str) and Path(place).is_absolute() else None
+
+
+def reported_saves(reader: HistoryReader, run_id: str) -> list[Path]:
+    """Give the checkpoints that a run reported as finished, resolved, in the order of its reports."""
+    places = (event.body.get("path") for event in reader.newest_events(run_id, kind="checkpoint", limit=_MOST_SAVES))
+    return [Path(place).resolve() for place in places if isinstance(place, str) and Path(place).is_absolute()]
 
 
 def bound_of(run: RunInfo, findings: Iterable[Finding], *, ignore_resolved: bool = False) -> RunBound:
@@ -224,8 +243,7 @@ def resume_point(
     if reader is not None:
         for run in runs_in(reader, directory):
             bounds.append(bound_of(run, reader.findings(run.run_id), ignore_resolved=ignore_resolved))
-            saves = reader.newest_events(run.run_id, kind="checkpoint", limit=_MOST_SAVES)
-            reported |= {Path(str(event.body["path"])).resolve() for event in saves if event.body.get("path")}
+            reported.update(reported_saves(reader, run.run_id))
     return choose(candidates(directory, bounds, state, reported), bounds)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import socket
 import struct
 from pathlib import Path
@@ -52,6 +53,24 @@ class Place:
         snapshot = Snapshot(run_id=name, wall_ns=wall_ns, context={"output_dir": str(output or self.output)})
         store.write(made.batch(run_id=name, wall_ns=wall_ns, snapshot=snapshot, findings=findings))
         store.close()
+
+    def own_run(self, name: str, *paths: Path, started_s: float = 0.0) -> None:
+        """A run of a loop of one's own: no `output_dir`, and `paths` reported by `checkpoint_saved`."""
+        store = HistoryStore(self.path, clock=self.clock)
+        wall_ns = START_NS + round(started_s * 1e9)
+        events = tuple(
+            made.event(number, "checkpoint", {"path": str(path)}, run_id=name) for number, path in enumerate(paths, 1)
+        )
+        store.write(made.batch(run_id=name, wall_ns=wall_ns, snapshot=Snapshot(run_id=name), events=events))
+        store.close()
+
+    def save_own(self, step: int) -> Path:
+        """Weights and moments in a directory that does not say itself whether its save has ended."""
+        path = self.save(step)
+        (path / "trainer_state.json").unlink()
+        named = path.rename(path.with_name(f"step_{step}"))
+        shutil.copy(named / "model.safetensors", named / "optim.safetensors")
+        return named
 
     def choose(self, **options: bool) -> ResumePoint:
         with HistoryReader(self.path) as reader:
@@ -188,3 +207,33 @@ def test_a_history_that_cannot_be_read_is_an_error_and_not_a_clean_bill(
     place.path.write_bytes(b"not a database, not at all" * 100)
     assert main(["resume-point", str(place.output)]) == 2
     assert "history" in capsys.readouterr().err
+
+
+def test_what_a_loop_of_ones_own_reported_is_believed_by_its_directory_and_by_its_run(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = [place.save_own(step) for step in (10, 20)]
+    half = place.save_own(30)
+    place.own_run("own", *saved)
+    for words in ([str(place.output)], ["own"], []):
+        assert main(["resume-point", *words]) == 0, words
+        said = capsys.readouterr()
+        assert said.out == f"{saved[-1]}\n"
+        assert f"not {half}: " in said.err, "it was not reported"
+        assert "run own has no critical finding that touches weights" in said.err
+
+
+def test_the_newest_run_without_a_known_directory_is_said_and_no_other_runs_is_taken(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume-point"]) == 2
+    assert "holds no run yet" in capsys.readouterr().err
+    place.save(10)
+    place.run(name="before")
+    place.own_run("silent", started_s=100.0)
+    assert main(["resume-point"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "the output directory of the newest run, silent, is not known" in said.err
+    assert "checkpoint_saved" in said.err
+    assert main(["resume-point", "before"]) == 0
