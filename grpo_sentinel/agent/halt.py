@@ -157,7 +157,10 @@ class HaltDesk:
         """Settle what is still open when training ends."""
         self.evidence_failed("training ended before the evidence was taken")
         if self._current is not None:
-            self.failed("training ended without saving the checkpoint that was asked for")
+            self.failed(
+                "training ended and the checkpoint that was asked for was not reported as saved; "
+                "where the trainer saved it, call agent.checkpoint_saved(path) after the save"
+            )
         elif self.pending() is not None and self.word.request_id > self._refused:
             self._say(self.word.request_id, HaltState.FINISHED, step, "the run ended first")
 

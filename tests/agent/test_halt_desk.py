@@ -78,6 +78,8 @@ def test_a_loop_that_ends_without_saving_has_failed(desk):
     desk.verdict(skipped=False)
     desk.run_ended(3)
     assert desk.acks[-1].state is HaltState.FAILED
+    assert "not reported as saved" in desk.acks[-1].detail
+    assert "checkpoint_saved(path)" in desk.acks[-1].detail, "a loop that saved and did not say so learns what to call"
 
 
 def test_a_request_is_refused_once(desk):
