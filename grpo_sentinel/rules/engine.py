@@ -20,6 +20,7 @@ from grpo_sentinel.records import EventRecord, Finding, FindingState, Frame, Mod
 from grpo_sentinel.rules import profiles
 from grpo_sentinel.rules.attribution import NAMING, Attribution
 from grpo_sentinel.rules.board import Board, layout_of
+from grpo_sentinel.rules.exceptions import DEATH, EXCEPTION, advice_on_death, layer_of, world_size
 from grpo_sentinel.rules.lost_peers import tells_of_a_lost_peer
 from grpo_sentinel.rules.message import write
 from grpo_sentinel.rules.phase_past import PhasePast
@@ -165,7 +166,8 @@ class Engine:
         step = max(event.step, 1) if event.step else self._step
         view = View(step, event.wall_ns, _nothing, rank=event.rank, event=event.body, event_kind=event.kind)
         for rule in self._by_scope["event"]:
-            self._look(self._tracker(rule, "event", None, ""), view, out)
+            rank = event.rank if rule.name == EXCEPTION else None  # each rank's own counts: one tells of another's
+            self._look(self._tracker(rule, "event", rank, ""), view, out)
         if event.kind in ("nonfinite", *NAMING):
             self._refine(event.wall_ns, out)
         return out
@@ -311,11 +313,15 @@ class Engine:
         subject = subject or self._attribution.behind(self._signals[rule.name], onset)
         if self._anonymous and len(view.ranks) == 1:  # an event says by itself whose it is
             ranks = ()
+        why, remedies = rule.why, rule.remedies
+        if rule.name == DEATH:
+            alone, raised = world_size(view.states.values()) == 1, self._roots.raised(ranks, onset)
+            why, remedies = advice_on_death(why, remedies, alone=alone, raised=raised)
         who = tracker.label or entity or ",".join(map(str, ranks)) or "all"
         finding = Finding(
             finding_id=f"{rule.name}:{who}:{onset}",
             rule=rule.name,
-            layer=rule.layer,
+            layer=layer_of(rule.layer, view.event_kind, view.event),
             severity=rule.severity,
             state=FindingState.FIRING,
             action=rule.action,
@@ -328,12 +334,12 @@ class Engine:
             value=verdict.value,
             limit=verdict.limit,
             message=write(rule, verdict, step=view.step, onset=onset, ranks=ranks, subject=subject),
-            why=rule.why,
-            remedies=rule.remedies,
+            why=why,
+            remedies=remedies,
             reference=rule.reference,
             wall_ns=view.wall_ns,
         )
-        placed, moved = self._roots.add(finding)
+        placed, moved = self._roots.add(finding, lambda: tracker.last_bad)
         tracker.finding = placed
         out.append(placed)
         out.extend(moved)

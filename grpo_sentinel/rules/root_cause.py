@@ -6,17 +6,20 @@ between steps time decides, since a bad update of step s shows in the data of st
 where its layer can follow from the other's, and only within `gap_steps` of it. A note is never the root of more.
 An *outcome* - the level of a reward, what KL bought - shows what any layer does, is dated by a sum of small
 differences, which may be wrong by a few steps, and so gives way to what was wrong with the samples from about then on.
-A rank whose own exception says that its peer had gone comes after all others of its step and the next.
+A rank whose own exception says that its peer had gone comes after all others of its step and the next. An exception
+that leaves the trainer comes before the death of its rank.
+What is over explains only what begins within a few steps, unless it changed the weights: that stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.records import Finding, FindingState, Severity
+from grpo_sentinel.rules.exceptions import DEATH, EXCEPTION
 from grpo_sentinel.rules.lost_peers import TOLD_BY
 
 _TRAINING = ("data", "reward", "policy", "gradient", "optimizer")
@@ -31,6 +34,14 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 _BEFORE_OUTCOMES = ("data", "policy")
 """Layers that decide which samples are scored: prompts, and the policy (or its copy in an engine) that answers."""
 _DATED_WITHIN = 3  # steps by which an outcome's onset may be too early
+_OVER_WITHIN = 3  # steps for which what is over may still be the cause of what begins: batches are used so long
+_CHANGED_WEIGHTS = frozenset({
+    "weights_nonfinite", "moments_nonfinite", "moments_lost", "lr_off_schedule", "lr_jump", "update_ratio_huge",
+    "update_spike", "decay_too_strong", "nonfinite_updates", "grad_spike", "grad_spike_persists", "grad_spike_damage",
+    "grad_norm_overflow", "grad_norm_runaway",
+})  # fmt: skip
+"""Rules about what was written into weights or the optimizer's state, where it stays after the cause has gone. It leads
+to other answers and non-finite numbers, not to what a bound finds wrong with a row of data or a score itself."""
 
 
 class RootCause:
@@ -49,10 +60,19 @@ class RootCause:
         self.left_alone: set[int] = set()  # ranks that failed because another one had gone
         self._open: dict[str, Finding] = {}
         self._told_ns: dict[str, int] = {}  # when each was first told; a refined version carries a later time
+        self._last_bad: dict[str, Callable[[], int]] = {}  # newest step in which each was so
+        self._raised: dict[int, int] = {}  # rank -> step in which an exception left its trainer
 
-    def add(self, finding: Finding) -> tuple[Finding, list[Finding]]:
-        """Place a new finding; gives it with its root, and the older findings whose root changed by it."""
+    def add(self, finding: Finding, last_bad: Callable[[], int] | None = None) -> tuple[Finding, list[Finding]]:
+        """Place a new finding; gives it with its root, and the older findings whose root changed by it.
+
+        `last_bad` gives the newest step in which it was so; without, it is taken to be so until it resolves.
+        """
         self._forget(finding.step)
+        if last_bad is not None:
+            self._last_bad[finding.finding_id] = last_bad
+        if finding.rule == EXCEPTION:
+            self._raised.update(dict.fromkeys(finding.ranks, finding.onset_step))
         self._told_ns[finding.finding_id] = finding.wall_ns
         roots = [known for known in self._open.values() if self._explains(known, finding)]
         if roots:
@@ -66,7 +86,14 @@ class RootCause:
         known = self._open.get(finding.finding_id)
         finding = replace(finding, root_id=known.root_id) if known is not None else finding
         self._open[finding.finding_id] = finding
+        if finding.state is FindingState.RESOLVED:
+            last = self._last_bad.get(finding.finding_id, lambda: finding.step)()
+            self._last_bad[finding.finding_id] = lambda: last
         return finding
+
+    def raised(self, ranks: Iterable[int], step: int) -> bool:
+        """Tell whether an exception left the trainer of one of these ranks at about this step."""
+        return any(abs(step - self._raised[rank]) <= _OVER_WITHIN for rank in ranks if rank in self._raised)
 
     def get(self, finding_id: str) -> Finding:
         return self._open[finding_id]
@@ -97,6 +124,7 @@ class RootCause:
             note,
             self._onset(finding),
             alone,
+            self._was_announced(finding),
             guess,
             layer,
             finding.step,
@@ -110,13 +138,20 @@ class RootCause:
 
     def _onset(self, finding: Finding) -> int:
         """Step in which it began; the one that went may have come a step further than the one that noticed."""
-        return finding.onset_step + self._is_left_alone(finding)
+        step = finding.onset_step + self._is_left_alone(finding)
+        if self._was_announced(finding):  # it may have been seen last in the step before
+            return max([step, *(self._raised[rank] for rank in finding.ranks if rank in self._raised)])
+        return step
+
+    def _was_announced(self, finding: Finding) -> bool:
+        """Is this a death of which the rank's own exception is the cause?"""
+        return finding.rule == DEATH and self.raised(finding.ranks, finding.onset_step)
 
     def _gravity(self, root: Finding, firing: Iterable[Finding]) -> int:
         return max([int(root.severity)] + [int(f.severity) for f in firing if f.root_id == root.finding_id])
 
     def _explains(self, cause: Finding, effect: Finding) -> bool:
-        if cause.finding_id == effect.finding_id or effect.layer not in FOLLOWS[cause.layer]:
+        if cause.finding_id == effect.finding_id or not _may_follow(cause, effect):
             return False
         if self._gives_way(cause, effect) or not (
             self._gives_way(effect, cause)
@@ -127,8 +162,19 @@ class RootCause:
             return False  # the sentinel's own small troubles are nobody's consequence
         if cause.severity is Severity.NOTE and effect.severity > Severity.NOTE:
             return False
+        if cause.layer in _TRAINING and self._is_over(cause, effect):
+            return False
         near = effect.onset_step - max(cause.onset_step, cause.step) <= self._gap
         return near or (cause.state is FindingState.FIRING and effect.onset_step - cause.onset_step <= 3 * self._gap)
+
+    def _is_over(self, cause: Finding, effect: Finding) -> bool:
+        """Was the first no longer so, and left nothing behind, when the second began?"""
+        last = self._last_bad.get(cause.finding_id)
+        quiet = 0 if last is None else effect.onset_step - last()
+        itself = effect.rule in self._bounds and effect.layer in ("data", "reward")
+        if itself and LAYERS.index(effect.layer) < LAYERS.index(cause.layer):
+            return quiet > 1  # back through the weights it comes with the next batch
+        return cause.state is FindingState.RESOLVED and quiet > _OVER_WITHIN and cause.rule not in _CHANGED_WEIGHTS
 
     def _gives_way(self, outcome: Finding, other: Finding) -> bool:
         """Is the first an outcome that the second, of the samples, may well have begun before?"""
@@ -158,3 +204,10 @@ class RootCause:
             if finding.state is FindingState.RESOLVED and finding.step < step - self._linger:
                 del self._open[name]
                 self._told_ns.pop(name, None)
+                self._last_bad.pop(name, None)
+
+
+def _may_follow(cause: Finding, effect: Finding) -> bool:
+    """Can trouble of the one's layer lead to the other's? An exception is the sentinel's to tell, wherever raised."""
+    follows = FOLLOWS[cause.layer]
+    return effect.layer in follows or (effect.rule == EXCEPTION and "sentinel" in follows)

@@ -34,7 +34,7 @@ class Tracker:
 
     __slots__ = (
         "_bits", "_clear", "_conditions", "_detector", "_full", "_quiet_until", "_unless", "episode", "finding",
-        "judged", "label", "last_unable", "looks", "rank", "rule", "verdict",
+        "judged", "label", "last_bad", "last_unable", "looks", "rank", "rule", "verdict",
     )  # fmt: skip
 
     def __init__(self, rule: Rule, label: str = "", rank: int | None = None) -> None:
@@ -52,6 +52,7 @@ class Tracker:
         self.judged = 0  # number of the last look that could be judged, 0 = none
         self.last_unable = ""
         self.episode = 0  # step of the first bad view of the current episode
+        self.last_bad = 0  # step of the newest bad view
         self.verdict: Verdict = FINE
         self.finding: Finding | None = None
 
@@ -125,6 +126,7 @@ class Tracker:
     def _look_bad(self, verdict: Verdict, step: int) -> Change:
         if not self._bits and self.finding is None:
             self.episode = step
+        self.last_bad = step
         self._bits = ((self._bits << 1) | 1) & self._full
         self._clear = 0
         self.verdict = verdict

@@ -216,7 +216,7 @@ def test_of_ranks_found_dead_together_the_one_that_lost_its_peer_is_not_the_root
         root = _root(_died(True, {0: text}))
         assert (root.rule, root.ranks) == ("rank_dead", (1,))
         root = _root(_died(True, {0: text, 1: "out of memory"}))
-        assert (root.rule, root.ranks) == ("rank_dead", (1,))
+        assert (root.rule, root.ranks) == ("trainer_exception", (1,))
 
 
 def test_of_ranks_found_dead_together_none_is_picked_out_where_nothing_tells_them_apart() -> None:
@@ -224,3 +224,85 @@ def test_of_ranks_found_dead_together_none_is_picked_out_where_nothing_tells_the
     assert (root.rule, root.ranks) == ("rank_dead", (0, 1))
     assert "not known" in root.message
     assert _root(_died(False, {})).ranks == (1,)
+
+
+def test_what_is_over_is_not_the_cause_of_what_begins_much_later() -> None:
+    found = rooted({"series": {"reward.nonfinite": "0x2 1x2 0x20", "policy.loss_nonfinite": "0x20 1x4"}})
+    assert found.pop("reward_nonfinite") == ""
+    assert found.pop("loss_nonfinite") == ""
+    roots = RootCause()
+    flat = roots.add(finding("flat", "reward", 3))[0]
+    roots.update(replace(flat, state=FindingState.RESOLVED, step=4))
+    assert roots.add(finding("nan", "policy", 21))[0].root_id == ""
+    assert roots.add(finding("near", "policy", 6))[0].root_id == flat.finding_id
+
+
+def test_the_last_bad_step_counts_not_the_one_in_which_it_was_called_over() -> None:
+    roots = RootCause()
+    flat = roots.add(finding("flat", "reward", 3), lambda: 4)[0]
+    roots.update(replace(flat, state=FindingState.RESOLVED, step=12))
+    assert roots.add(finding("nan", "policy", 13))[0].root_id == ""
+
+
+def test_a_changed_weight_leads_to_numbers_later_on_but_not_to_a_score_that_is_none() -> None:
+    for rule, layer, onset, follows in (
+        ("loss_nonfinite", "policy", 9, True),
+        ("entropy_cliff", "policy", 12, True),
+        ("reward_cliff", "reward", 12, True),
+        ("reward_func_nonfinite", "reward", 3, False),
+        ("reward_func_nonfinite", "reward", 2, True),
+    ):
+        for over in (False, True):
+            roots = RootCause(bounds=["reward_func_nonfinite", "loss_nonfinite"])
+            jump = roots.add(finding("update_ratio_huge", "optimizer", 1), lambda: 1)[0]
+            if over:
+                roots.update(replace(jump, state=FindingState.RESOLVED, step=6))
+            assert bool(roots.add(finding(rule, layer, onset))[0].root_id) is follows, (rule, onset, over)
+
+
+_TRACE = """Traceback (most recent call last):
+  File "/srv/train.py", line 40, in main
+  File "/srv/rewards.py", line 12, in accuracy
+  File "/opt/venv/lib/python3.11/site-packages/httpx/_client.py", line 900, in send
+"""
+
+
+def _raised(phase: str, ranks: int = 1, seen: int = 20) -> dict[str, Finding]:
+    body = {"type": "ValueError", "message": "no answer", "where": "reward function accuracy", "phase": phase,
+            "traceback": _TRACE}  # fmt: skip
+    states = {rank: {"step": seen, "liveness": "dead" if rank == 0 else "alive"} for rank in range(ranks)}
+    entry = {
+        "events": [{"kind": "exception", "rank": 0, "step": 20, "body": body}], "ticks": [{"at": 30, "ranks": states}],
+    }  # fmt: skip
+    return {one.rule: one for one in play(entry, RULES)}
+
+
+def test_an_exception_is_the_cause_of_the_death_of_its_rank_and_says_what_and_where() -> None:
+    for phase, layer in (("reward", "reward"), ("forward", "sentinel")):
+        for seen in (19, 20):
+            found = _raised(phase, seen=seen)
+            told, death = found["trainer_exception"], found["rank_dead"]
+            assert (told.root_id, told.layer) == ("", layer)
+            assert death.root_id == told.finding_id
+            for part in ("ValueError", "no answer", "reward function accuracy", "rewards.py, line 12, in accuracy"):
+                assert part in told.message
+
+
+def test_a_death_speaks_of_other_ranks_only_where_there_are_and_of_signals_only_where_no_exception_is_known() -> None:
+    alone, among = _raised("reward")["rank_dead"], _raised("reward", ranks=2)["rank_dead"]
+    killed = _root(_died(False, {}))
+    assert "The other ranks" not in alone.why
+    assert "ring keeps" in alone.why
+    assert "The other ranks fail in their next collective" in among.why
+    assert not any("-9" in text for text in (*alone.remedies, *among.remedies))
+    assert alone.remedies
+    assert any("-9" in text for text in killed.remedies)
+
+
+def test_an_exception_that_comes_in_after_the_death_takes_over_its_chain() -> None:
+    roots = RootCause(bounds=["rank_dead"])
+    roots.add(replace(finding("rank_dead", "time", 19), finding_id="rank_dead:0:19", ranks=(0,)))
+    late = replace(finding("trainer_exception", "sentinel", 20), finding_id="trainer_exception:0:20", ranks=(0,))
+    placed, moved = roots.add(late)
+    assert placed.root_id == ""
+    assert [(one.rule, one.root_id) for one in moved] == [("rank_dead", late.finding_id)]

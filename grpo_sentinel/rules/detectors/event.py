@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_sentinel.catalog import EVENTS
+from grpo_sentinel.rules.exceptions import place_of
 from grpo_sentinel.rules.view import FINE, Verdict, View
 
 
@@ -13,13 +14,14 @@ from grpo_sentinel.rules.view import FINE, Verdict, View
 class Event:
     """Bad for an event of this `kind` whose body fields equal `where` (a list: any of its members).
 
-    `subject` and `detail` name body fields that go into the finding.
+    `subject` and `detail` name body fields that go into the finding; with `place` so does where it was raised.
     """
 
     event: str
     where: dict[str, Any] = field(default_factory=dict)
     subject: str = ""
     detail: str = ""
+    place: bool = False
 
     def __post_init__(self) -> None:
         if self.event not in EVENTS:
@@ -33,12 +35,13 @@ class Event:
             if found not in wanted if isinstance(wanted, list) else found != wanted:
                 return FINE
         ranks = () if view.rank is None else (view.rank,)
+        place = place_of(view.event) if self.place else ""
         return Verdict(
             bad=True,
             clear=False,
             ranks=ranks,
             subject=self._text(view, self.subject),
-            detail=self._text(view, self.detail),
+            detail=self._text(view, self.detail) + (f" ({place})" if place else ""),
         )
 
     def _text(self, view: View, key: str) -> str:
