@@ -126,7 +126,7 @@ reward.model_bits[func] | count | gauge | min | bits of the narrowest of them: 1
 reward.model_devices[func] | count | gauge | max | distinct devices among the parameters of a reward or reference model
 reward.model_adapter_mismatch[func] | count | gauge | max | adapter layers of a reward or reference model that are on and should be off, or off and should be on
 # ---- policy: per rank, before any reduction
-policy.loss | | gauge | mean | local loss of the step: mean over its micro-batches of finite loss x accumulation steps; near 0 on-policy is healthy
+policy.loss | | gauge | mean | local loss of the step: mean over its micro-batches of finite loss x accumulation steps, NaN when none is finite; near 0 on-policy is healthy
 policy.loss_nonfinite | count | gauge | sum | micro-batches whose local loss is NaN or infinite
 policy.pg_loss | | gauge | mean | policy-gradient term recomputed: token mean of -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)
 policy.kl_loss | | gauge | mean | beta x kl_k3_nats (token mean)
@@ -285,6 +285,7 @@ sentinel.agent_plain_seconds | seconds | gauge | max | median self time of the s
 sentinel.vote_seconds | seconds | gauge | max | the all-reduce of the step vote
 sentinel.probe_errors | count | counter | sum | exceptions caught in probes since the start
 sentinel.probes_off | count | gauge | max | probes switched off after errors
+sentinel.probe_off[probe] | flag | gauge | max | this probe is off after an error; absent while none is
 sentinel.names_overflow | count | counter | sum | signal names that found no place in the name table
 sentinel.core_active | flag | gauge | min | step vote, gate and halt work on this rank
 sentinel.replica_mismatch | flag | gauge | max | the vote saw unequal gradient norms or parameter digests between replicas

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from grpo_sentinel.catalog import layer_of
+from grpo_sentinel.catalog import layer_of, split_name
 from grpo_sentinel.records import (
     Ack,
     Action,
@@ -99,16 +99,33 @@ class Snapshot:
     notes: tuple[str, ...] = ()  # what is off or broken, one sentence each
 
 
+_LAYER_OF_PROBE = {
+    "groups": "data",
+    "reward model": "reward",
+    "reward calls": "reward",
+    "carried": "gradient",
+    "carried gradients": "gradient",
+    "local gradients": "gradient",
+    "optimizer hooks": "optimizer",
+    "live tensors": "memory",
+    "parameters": "optimizer",
+    "phase": "time",
+}
+"""Of probes that have not their layer's name."""
+
+
 def layers_seen(snapshot: Snapshot) -> frozenset[str]:
     """Name the layers of which a view may say "ok" when nothing fires; any other is not watched.
 
-    A layer is seen when one of its signals has arrived. That of the devices is seen only when a GPU has been read:
-    figures of the host alone tell nothing about a device.
+    A layer is seen when one of its signals has arrived, and no probe of it is off on a rank. That of the devices is
+    seen only when a GPU has been read: figures of the host alone tell nothing about a device.
     """
     names = {name for status in snapshot.ranks.values() for name in status.values}
     for sample in snapshot.samples.values():
         names |= {name for name, value in sample.values.items() if (name, value) != ("device.gpu_count", 0)}
-    return frozenset(layer_of(name) for name in names if layer_of(name) != "device" or name.startswith("device.gpu_"))
+    seen = {layer_of(name) for name in names if layer_of(name) != "device" or name.startswith("device.gpu_")}
+    off = {probe for base, probe in map(split_name, names) if base == "sentinel.probe_off"}
+    return frozenset(seen - {_LAYER_OF_PROBE.get(probe, probe) for probe in off})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

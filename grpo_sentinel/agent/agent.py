@@ -314,7 +314,7 @@ class Agent(Observations):
             skipped_updates=self.core.skipped_updates,
             scaler_skips=self.core.scaler_skips,
             probe_errors=self.guard.errors,
-            probes_off=len(self.guard.off),
+            probes_off=tuple(self.guard.off),
             names_overflow=self.writer.names_overflow,
             completion_tokens=self.observer.completion_tokens,
         )

@@ -139,7 +139,9 @@ def _build(settings: Any, run_id: Any) -> Agent | NullAgent:
         guard=guard,
     )
     guard.on_failure(
-        lambda probe, reason, trace: agent.event("probe_error", {"probe": probe, "error": reason, "traceback": trace})
+        lambda probe, reason, trace: agent.event(
+            "probe_error", {"probe": probe, "error": reason, "switched_off": probe in guard.off, "traceback": trace}
+        )
     )
     told = {"voting": agent.core.voting, "over": handshake.over, "reason": handshake.reason, "world": world}
     agent.event("core", {**told, **({"flight_recorder_files": own} if (own := own_files()) else {})})

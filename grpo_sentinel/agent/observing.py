@@ -7,7 +7,6 @@ step later, so that nothing waits for the copy.
 from __future__ import annotations
 
 import inspect
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from grpo_sentinel.agent.probes.local_watch import LocalWatch
 from grpo_sentinel.agent.probes.memory import MemoryProbe
 from grpo_sentinel.agent.probes.pack import Harvest
 from grpo_sentinel.agent.probes.samples import blamed
+from grpo_sentinel.agent.probes.scores import score_matrix
 from grpo_sentinel.agent.probes.sources import copies_of_shards
 from grpo_sentinel.agent.readback import Readback
 from grpo_sentinel.agent.settings import Settings
@@ -58,6 +58,13 @@ REWARD_NAMES = frozenset(
 )
 _POLICY_PROFILE = ("completion_ids_BT",)  # repetition: two sorts per row, and no bound rests on it
 _DATA_CONTEXT = ("vocab_size", "pad_id", "eos_id", "unk_id", "max_prompt_length", "max_completion_length", "group_size")
+_UNFIT = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+)  # what values of a wrong kind or shape raise
 _LOOK_AGAIN = 16  # steps between looks for parameters that have come or gone
 _SAMPLE_SIZE = 8192  # elements for the percentiles of |g|
 _POLICY_CONTEXT = (
@@ -178,15 +185,18 @@ class Observer:
             for name, value in batch.items()
             if name not in (*_DATA_NAMES, *_DATA_NUMBERS) and isinstance(value, torch.Tensor)
         }
-        pack = data_probe.observe(
-            **known,
-            others=others,
-            model_device=self.device,
-            so_far=self._data_tally,
-            **self._known(_DATA_CONTEXT),
-        )
         before = self._data_tally.samples
-        harvest = alone([pack])
+        try:
+            pack = data_probe.observe(
+                **known,
+                others=others,
+                model_device=self.device,
+                so_far=self._data_tally,
+                **self._known(_DATA_CONTEXT),
+            )
+            harvest = alone([pack])
+        except _UNFIT as error:
+            raise Unusable(f"observe_data: {_first_line(error)}; this micro-batch is not judged") from error
         values = harvest.values
         for body in self.naming.changed(harvest.subjects, values, self._steps):
             self.tell("named", body)
@@ -208,30 +218,39 @@ class Observer:
 
     def rewards(self, rewards: Any, details: dict[str, Any]) -> dict[str, float]:
         """Read one generation batch's raw rewards. Synchronises once."""
-        names, extra = details.pop("func_names", None), details.pop("extra", {})
+        try:
+            return self._rewards(rewards, details)
+        except _UNFIT as error:
+            raise Unusable(
+                f"observe_rewards: no scores ({_first_line(error)}); give a tensor (B x F) or a dict of B scores"
+            ) from error
+
+    def _rewards(self, rewards: Any, details: dict[str, Any]) -> dict[str, float]:
+        names, extra = details.pop("func_names", None), details.pop("extra", None) or {}
         identify = details.pop("identify", None)
         details.setdefault("group_size", self._context.get("group_size"))
         prompts, size = details.get("prompts_B"), details["group_size"]
+        scores, given = score_matrix(rewards)
+        self._whole_groups(len(scores), size)
+        names = given or names or [f"reward{index}" for index in range(scores.shape[-1])]
+        readback = Readback()
+        readback.add(reward_probe.observe(scores, names, history=self._reward_history, **details))
         if prompts is not None and size:
             identify = identify or (lambda row: {"prompt_digest": digest(prompts[row])})
             both = prompts, details.get("completions_B")
             extra = {**(self._guard.run("groups", observe_groups, *both, group_size=size) or {}), **extra}
-        readback = Readback()
-        try:
-            if isinstance(rewards, Mapping):
-                names, rewards = [str(name) for name in rewards], _columns(list(rewards.values()))
-            scores = torch.as_tensor(rewards)
-            scores = scores.unsqueeze(1) if scores.dim() == 1 else scores
-            names = names or [f"reward{index}" for index in range(scores.shape[1])]
-            readback.add(reward_probe.observe(scores, names, history=self._reward_history, **details))
-        except (TypeError, ValueError, IndexError) as error:
-            raise Unusable(
-                f"observe_rewards: no scores ({error}); give a tensor (B x F) or a dict of B scores"
-            ) from error
         harvest = readback.harvest()
         for body in blamed(harvest.samples, 0, None, identify):
             self.tell("sample", body)
         return {**harvest.values, **self.reward_calls.harvest(), **_sanitized(), **extra}
+
+    def _whole_groups(self, rows: int, size: Any) -> None:
+        if size and rows % size:
+            self._guard.refuse(
+                "observe_rewards(group_size",
+                f"observe_rewards(rewards={rows} scores, group_size={size}): no whole number of groups, so the groups "
+                "are not judged; give all completions of every prompt, those of one prompt side by side",
+            )
 
     def known(self, values: Mapping[str, float]) -> None:
         """Add numbers that the trainer itself knows to the record of the present step."""
@@ -244,8 +263,8 @@ class Observer:
             tensors = {name: tensor for name, tensor in tensors.items() if name not in _POLICY_PROFILE}
         try:
             pack = policy_probe.observe(**{**self._known(_POLICY_CONTEXT), **tensors})
-        except (TypeError, ValueError) as error:
-            raise Unusable(f"observe_policy: {error}; this micro-batch is not judged") from error
+        except _UNFIT as error:
+            raise Unusable(f"observe_policy: {_first_line(error)}; this micro-batch is not judged") from error
         self._step.add(pack)
 
     def gradients(self, clip_limit: float | None) -> None:
@@ -426,11 +445,5 @@ def _is_sharded(model: torch.nn.Module | None, parameters: Sequence[tuple[str, t
     return wrapped or any(hasattr(parameter, "to_local") for _, parameter in parameters)
 
 
-def _columns(functions: Sequence[Any]) -> torch.Tensor:
-    columns = [
-        scores.detach().double().reshape(-1)
-        if isinstance(scores, torch.Tensor)
-        else torch.tensor([math.nan if score is None else float(score) for score in scores], dtype=torch.float64)
-        for scores in functions
-    ]
-    return torch.stack([column.cpu() for column in columns], dim=1)
+def _first_line(error: Exception) -> str:
+    return f"{error}".partition("\n")[0][:200] or type(error).__name__

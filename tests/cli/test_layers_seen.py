@@ -17,7 +17,7 @@ from grpo_sentinel.cli.rendering import print_snapshot
 from grpo_sentinel.cli.top.screen import screen
 from grpo_sentinel.cli.top.state import State
 from grpo_sentinel.cli.top.trend import Trends
-from grpo_sentinel.views import Snapshot
+from grpo_sentinel.views import Snapshot, layers_seen
 from grpo_sentinel.web.bodies import layers
 
 HOST = {"device.memory_used_ratio": 0.5, "device.host_memory_used_ratio": 0.4}
@@ -43,3 +43,12 @@ def test_devices_are_well_only_where_a_device_is_read(values: dict[str, float], 
     assert page["device"] == ("ok" if watched else "unknown")
     assert "reward ok " in out.getvalue()
     assert "gradient - " in out.getvalue()
+
+
+def test_a_layer_whose_probe_is_off_is_not_well() -> None:
+    values = {"reward.mean": 0.5, "data.samples": 8.0}
+    ranks = {0: status(0, values=values), 1: status(1, values=values | {"sentinel.probe_off[reward]": 1.0})}
+    assert "reward" not in layers_seen(Snapshot(run_id="r", node="n", ranks=ranks))
+    ranks[1] = status(1, values=values | {"sentinel.probe_off[groups]": 1.0})
+    assert layers_seen(Snapshot(run_id="r", node="n", ranks=ranks)) >= {"reward"}
+    assert "data" not in layers_seen(Snapshot(run_id="r", node="n", ranks=ranks))

@@ -90,7 +90,7 @@ def _loss(merged: Merged, scales: Sequence[float]) -> dict[str, float | None]:
     if not losses:
         return {}
     return {
-        "policy.loss": sum(usable) / len(usable) if usable else None,
+        "policy.loss": sum(usable) / len(usable) if usable else math.nan,
         "policy.loss_nonfinite": float(len(losses) - len(usable)),
     }
 
