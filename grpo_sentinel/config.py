@@ -8,35 +8,20 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from grpo_sentinel.errors import ConfigError
 from grpo_sentinel.settings_file import line_of, read_tree
+from grpo_sentinel.settings_section import Section, in_a_place_that_exists
 
 ActionName = Literal[
     "note", "alert", "capture", "stacks", "memory-snapshot", "anomaly-trace", "checkpoint", "checkpoint-and-halt",
     "halt-now",
 ]  # fmt: skip
 SeverityName = Literal["note", "warning", "critical"]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _off_is_a_word(cls, data: Any) -> Any:
-        """YAML reads a bare `off` as false; where "off" is one of the choices it is what was meant."""
-        if not isinstance(data, dict):
-            return data
-        fields = cls.model_fields
-        return {
-            key: "off" if value is False and key in fields and "off" in get_args(fields[key].annotation) else value
-            for key, value in data.items()
-        }
 
 
 class AgentConfig(Section):
@@ -148,6 +133,15 @@ class HaltingConfig(Section):
     on_alert_labels: dict[str, str] = Field(
         default_factory=dict, description="labels that such an alert must carry besides the run_id of a watched run"
     )
+
+    @model_validator(mode="after")
+    def _enough_steps_for_the_count(self) -> HaltingConfig:
+        if self.nonfinite_updates > self.nonfinite_window_steps:
+            raise ValueError(
+                f"nonfinite_updates {self.nonfinite_updates} never fall within nonfinite_window_steps "
+                f"{self.nonfinite_window_steps}: lower the first or raise the second"
+            )
+        return self
 
 
 class IncidentsConfig(Section):
@@ -396,11 +390,13 @@ class Config(Section):
     http: HttpConfig = HttpConfig()
     launch: LaunchConfig = LaunchConfig()
 
+    _places = field_validator("ring_dir", "state_dir")(in_a_place_that_exists)
+
 
 def load_config(path: str | Path | None) -> Config:
     """Read a YAML file into a `Config`; None gives the defaults.
 
-    Raises `ConfigError` naming the key, the value, the file and line, and what is expected.
+    Raises `ConfigError` naming for every mistake the key, the value, the file and line, and what is expected.
     """
     if path is None:
         return Config()
@@ -409,10 +405,7 @@ def load_config(path: str | Path | None) -> Config:
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        errors = error.errors()
-        more = len(errors) - 1
-        tail = f" ({more} more after this)" if more and errors[0]["type"] != "extra_forbidden" else ""
-        raise ConfigError(explain(errors[0], source, node) + tail) from error
+        raise ConfigError(*(explain(one, source, node) for one in error.errors())) from error
 
 
 def mistakes_in(data: dict[Any, Any]) -> list[ErrorDetails]:
@@ -439,7 +432,9 @@ def explain(error: ErrorDetails, source: Path, node: Any) -> str:
     if error["type"] == "extra_forbidden":
         remedy = f"did you mean {near[0]}?" if near else "remove it or see config.example.yaml for the known ones"
         return f"{place}: unknown setting {key}, got {value}; {remedy}"
-    return f"{place}: {key}: {error['msg'][0].lower()}{error['msg'][1:]}, got {value}"
+    said = error["msg"].removeprefix("Value error, ")
+    got = "" if error["type"] == "value_error" and isinstance(error["input"], dict) else f", got {value}"
+    return f"{place}: {key}: {said[0].lower()}{said[1:]}{got}"
 
 
 _SECRET = ("token", "url", "password", "secret")

@@ -14,7 +14,11 @@ class SentinelError(Exception):
 
 
 class ConfigError(SentinelError):
-    """A setting, rule or argument is wrong; the text names key, value, file and line where known."""
+    """Settings, rules or arguments are wrong; each of `mistakes` names key, value, file and line where known."""
+
+    def __init__(self, *mistakes: str) -> None:
+        super().__init__("; ".join(mistakes))
+        self.mistakes = mistakes
 
 
 class SegmentError(SentinelError):

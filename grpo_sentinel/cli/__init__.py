@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(f"{error.format_message()} (see `{_path_of(error)} --help`)")
         return error.exit_code
     except SentinelError as error:
-        _complain(str(error))
+        for sentence in getattr(error, "mistakes", (str(error),)):
+            _complain(sentence)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 130

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_sentinel.config import Config, Section, explain, mistakes_in
+from grpo_sentinel.config import Config, explain, mistakes_in
 from grpo_sentinel.errors import ConfigError
 from grpo_sentinel.settings_file import read_tree
+from grpo_sentinel.settings_section import Section
 
 _Path = tuple[Any, ...]
 _Least = dict[tuple[str, str], object]

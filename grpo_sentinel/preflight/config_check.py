@@ -73,10 +73,11 @@ def _own(path: Path) -> tuple[list[Fault], list[str], list[str], dict[str, objec
         config = load_config(path)
         rules = load_rules(config.rules)
     except ConfigError as error:
-        fault = Fault(
-            level=Level.BROKEN, code="own-config", where=str(path), message=str(error), remedy="correct the file"
-        )
-        return [fault], notes, ["grpo-sentinel settings"], {}, []
+        faults = [
+            Fault(level=Level.BROKEN, code="own-config", where=str(path), message=mistake, remedy="correct the file")
+            for mistake in error.mistakes
+        ]
+        return faults, notes, ["grpo-sentinel settings"], {}, []
     if not config.halting.enabled or config.halting.dry_run:
         notes.append("halting is off or only said (halting.enabled, halting.dry_run): no rule stops the run")
     if not config.agent.enabled:
