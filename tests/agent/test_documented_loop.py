@@ -48,7 +48,7 @@ def test_a_documented_loop_saves_when_asked_reports_it_and_ends_closed(
         "model": model, "optimizer": torch.optim.AdamW(model.parameters()), "loader": [None] * 50, "steps": 50,
         "train_on": forward, "grpo_loss": forward, "rollout": lambda _model: {"rewards": torch.ones(2)}, "save": save,
     }  # fmt: skip
-    exec(compile(loop_of(document), document, "exec"), given)  # noqa: S102 - our own document
+    exec(compile(loop_of(document), document, "exec"), given)
 
     reader = RankReader(directory / "rank-00000.ring")
     ack = reader.acknowledgement()
