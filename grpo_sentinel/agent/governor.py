@@ -42,8 +42,9 @@ class Change:
             return f"{every} to keep the agent's own time at {1e3 * self.allowed_seconds:.3g} ms a step"
         plain = 1e3 * (self.plain_seconds or 0.0)
         return (
-            f"{every}, and that is not enough: what runs at every step (vote, non-finite checks, bounds) takes "
-            f"{plain:.3g} ms, allowed are {1e3 * self.allowed_seconds:.3g} ms"
+            f"{every}; what runs at every step whatever it costs (vote, non-finite checks, bounds) takes "
+            f"{plain:.3g} ms, more than the {1e3 * self.allowed_seconds:.3g} ms meant for steps this short: "
+            "nothing is wrong, agent.overhead_floor_seconds is the setting"
         )
 
     def body(self) -> dict[str, Any]:
