@@ -24,6 +24,7 @@ from grpo_sentinel.agent.core import Core, Outcome
 from grpo_sentinel.agent.governor import Governor
 from grpo_sentinel.agent.guard import Guard, say, short_traceback
 from grpo_sentinel.agent.halt import HaltDesk
+from grpo_sentinel.agent.last_look import nonfinite_weights
 from grpo_sentinel.agent.null import NOTHING, Verdict
 from grpo_sentinel.agent.observations import Observations
 from grpo_sentinel.agent.observing import Observer
@@ -204,10 +205,17 @@ class Agent(Observations):
             self.guard.essential("capture", self.capture.exception, error, where)
         if self.collectives is not None:
             self.guard.run("collectives", self.collectives.write)
+        self.guard.essential("last look", self._look_at_weights)
         body = {"type": type(error).__name__, "message": arguments.text(error)[:800], "where": where}
         self.event(
             "exception", {**body, "phase": self.phases.now.name.lower(), "traceback": short_traceback(error)[-900:]}
         )
+
+    def _look_at_weights(self) -> None:
+        names = nonfinite_weights(self.observer.watched()[0])
+        if names:
+            body = {"where": "weights", "names": names[:16], "count": len(names), "seen_at": "exception"}
+            self.event("nonfinite", body)
 
     # ---- the vote
 

@@ -1,7 +1,5 @@
 """What cannot be judged is said once, with a remedy, and left out: the probe goes on with the next call."""
 
-import math
-
 import pytest
 
 pytestmark = pytest.mark.torch

@@ -97,20 +97,26 @@ def _loss(merged: Merged, scales: Sequence[float]) -> dict[str, float | None]:
 
 def _levels(merged: Merged) -> dict[str, float | None]:
     return {
-        "policy.logp_mean_nats": merged.mean("logp", "logp_count"),
+        "policy.logp_mean_nats": _level(merged, "logp"),
         "policy.logp_min_nats": merged.low("logp"),
         "policy.logp_nonfinite": merged.sum("logp_nonfinite"),
         "policy.logp_positive": merged.sum("logp_positive"),
         "policy.old_logp_nonfinite": merged.sum("old_logp_nonfinite"),
         "policy.ref_logp_nonfinite": merged.sum("ref_logp_nonfinite"),
         "policy.sampling_logp_nonfinite": merged.sum("sampling_logp_nonfinite"),
-        "policy.entropy_nats": merged.mean("entropy", "entropy_count"),
+        "policy.entropy_nats": _level(merged, "entropy"),
         "policy.entropy_nonfinite": merged.sum("entropy_nonfinite"),
         "policy.entropy_first_nats": merged.mean("entropy_first", "entropy_first_count"),
         "policy.entropy_last_nats": merged.mean("entropy_last", "entropy_last_count"),
         "policy.repetition_ratio": merged.mean("repetition", "repetition_rows"),
         "policy.single_token_ratio": merged.mean("single", "single_rows"),
     }
+
+
+def _level(merged: Merged, kind: str) -> float | None:
+    """Give the mean of the finite tokens; NaN where there are tokens and none is finite."""
+    mean = merged.mean(kind, f"{kind}_count")
+    return math.nan if mean is None and merged.sum(f"{kind}_nonfinite") else mean
 
 
 def _ratio(merged: Merged) -> dict[str, float | None]:

@@ -130,7 +130,7 @@ def _combined(rewards: Sequence[float], history: History | None) -> dict[str, fl
     moments = Moments.of(rewards)
     out = {"reward.nonfinite": moments.nonfinite}
     if not moments.count:
-        return out
+        return {**out, "reward.mean": math.nan} if rewards else out
     out.update({"reward.mean": moments.mean, "reward.min": moments.low, "reward.max": moments.high})
     std = moments.std()
     if std is not None:
