@@ -302,7 +302,8 @@ class Daemon:
                 self._last_words(watch, ())
                 self._watches.pop(directory).close()
                 self._past.pop(directory, None)
-                log.info("run %s has ended", watch.run_id)
+                if watch.past is None:
+                    log.info("run %s has ended", watch.run_id)
         if self._config.sinks.history.enabled and not self._sinks.problems() and now >= self._tidy_ns:
             self._tidy_ns = now + TIDY_NS
             for directory in tidy(list(self._retired), self._clock.wall_ns() / 1e9):

@@ -42,13 +42,16 @@ def past(directory: Path, clock: Clock, history: Path) -> Past | None:
         return None
     stored = _stored(history, directory.name)
     age_ns = clock.wall_ns() - last_sign_ns(ranks)
-    if age_ns < FRESH_NS and not _end_is_known(stored, ranks):
+    watched = _end_is_known(stored, ranks)
+    if age_ns < FRESH_NS and not watched:
         return None
     ago = f"{age_ns / 1e9:.0f} s" if age_ns < 120e9 else f"{age_ns / 60e9:.0f} min"
-    note = (
-        f"run {directory.name} ended {ago} ago, before this sidecar looked: shown as past and not "
-        f"judged; `grpo-sentinel run --once --run-id {directory.name}` judges it"
-    )
+    note = f"run {directory.name} ended {ago} ago, "
+    if watched:
+        note += "watched to its end: shown as past and not judged again"
+    else:
+        judge = f"`grpo-sentinel run --once --run-id {directory.name}` judges it"
+        note += f"before any sidecar looked: shown as past and not judged; {judge}"
     return Past(note=note, findings=stored.findings, halt=stored.halt)
 
 

@@ -83,7 +83,7 @@ def test_a_run_that_died_unwatched_long_ago_is_recorded_and_not_judged(started: 
     until(lambda: stored(tmp_path) == [1, 2, 3, 4, 5, 6], what="its records are kept")
     end(process)
     said = (tmp_path / "log").read_text()
-    assert "ended 95 min ago" in said
+    assert "ended 95 min ago, before any sidecar looked" in said
     assert "critical" not in said
     assert (findings(tmp_path), incidents(tmp_path)) == ([], [])
 
@@ -96,7 +96,7 @@ def test_a_run_that_died_unwatched_just_now_is_judged_and_told_once(started: Sta
     told, kept = findings(tmp_path), len(incidents(tmp_path))
     assert kept
     second = sidecar(started, tmp_path, "second.log")
-    until(lambda: "shown as past and not judged" in (tmp_path / "second.log").read_text())
+    until(lambda: "watched to its end: shown as past" in (tmp_path / "second.log").read_text())
     end(second)
     assert "critical" not in (tmp_path / "second.log").read_text()
     assert (findings(tmp_path), len(incidents(tmp_path))) == (told, kept)
