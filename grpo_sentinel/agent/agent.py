@@ -77,6 +77,7 @@ class Agent(Observations):
         self._vote = self._new_vote()
         self._looked = False  # at this step's gradients
         self._open = False
+        self._ended = 0  # the last step that has
         self._told = 0
         self._thinned: set[bool] = set()  # what of the governor has been told: thinning, and that it is not enough
         self._self_seconds = 0.0
@@ -262,7 +263,9 @@ class Agent(Observations):
         whose `step` is no number; the count then goes on from the step before.
         """
         if step is not None:
-            self.step = self.phases.step = arguments.step_number(self.guard, "end_step(step", step, self.step)
+            named, place = self.step, "end_step(step"
+            self.step = self.phases.step = arguments.step_number(self.guard, place, step, named)
+            arguments.onward(self.guard, place, self.step, min(self._ended, named))
         outcome = self.vote()
         self.guard.essential("step record", self.updates.end_step, skipped=outcome.skip)
         self.guard.essential("step record", self._record, outcome)
@@ -273,6 +276,7 @@ class Agent(Observations):
         self.updates.next_step()
         self._looked = self._open = self.failed = False
         self.observer.next_step()
+        self._ended = self.step
         self.step += 1
         self.guard.run("phase", self.phases.switch, Phase.CHECKPOINT if verdict.checkpoint else Phase.IDLE)
         self.clock.restart()

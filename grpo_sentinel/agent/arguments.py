@@ -7,6 +7,7 @@ Each check gives the value to go on with. A call that fails all the same ends in
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
@@ -91,6 +92,16 @@ def step_number(guard: Guard, place: str, value: Any, last: int) -> int:
     return last
 
 
+def onward(guard: Guard, place: str, step: int, ended: int) -> None:
+    """Say when steps go backwards: what compares a step with those before it is wrong then."""
+    if step < ended:
+        guard.refuse(
+            place + " backwards",
+            f"{place}={step}): steps go backwards, step {ended} has ended; give the optimizer steps of the whole run, "
+            "counted up, or nothing",
+        )
+
+
 def scalar(guard: Guard, place: str, value: Any, remedy: str, *, signed: bool = False) -> Any:
     """Give a number as a float, NaN included, or a tensor of one; None for anything else, and for one below 0.
 
@@ -145,6 +156,15 @@ def known(guard: Guard, method: str, values: Mapping[str, Any], names: Set[str])
         place = f"{method}({name}"
         guard.refuse(place, f"{place}=...): unknown, it is left out; known are {', '.join(sorted(names))}")
     return {name: value for name, value in values.items() if name in names}
+
+
+def misspelt(guard: Guard, method: str, values: Mapping[str, Any], names: Set[str]) -> None:
+    """Say which names are nearly those of an argument; any other may be the caller's own word."""
+    for name in sorted(values.keys() - names):
+        near = difflib.get_close_matches(name, sorted(names), 1, cutoff=0.8)
+        if near:
+            place = f"{method}({name}"
+            guard.refuse(place, f"{place}=...): unknown, it is kept as a setting only; did you mean {near[0]}?")
 
 
 def kind_of(guard: Guard, place: str, value: Any, kind: Any, remedy: str) -> Any:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from grpo_sentinel.agent.agent import Agent
-from grpo_sentinel.agent.arguments import shown
+from grpo_sentinel.agent.arguments import misspelt, shown
 from grpo_sentinel.agent.capture.capture import Capture
 from grpo_sentinel.agent.collectives import Collectives, find_dump, own_files
 from grpo_sentinel.agent.core import Core
@@ -25,6 +25,7 @@ from grpo_sentinel.agent.guard import Guard, say
 from grpo_sentinel.agent.halt import HaltDesk
 from grpo_sentinel.agent.handshake import Handshake, announce_absence, shake_hands
 from grpo_sentinel.agent.null import NullAgent
+from grpo_sentinel.agent.observing import CONTEXT_NAMES
 from grpo_sentinel.agent.settings import Settings, settings_from_environment
 from grpo_sentinel.agent.writing import NoWriter, Writer
 from grpo_sentinel.errors import SentinelError
@@ -48,6 +49,8 @@ _TRAINERS = {
 }
 """Integration by a method of the trainer that it needs; the first that is there is taken."""
 _LOOP = "grpo_sentinel.integrations.torch_loop:follow"
+
+_ARGUMENTS = frozenset({"trainer", "model", "optimizer", "scheduler", "settings", "run_id", "replicated"})
 
 _current: Agent | None = None
 _watched_parent = False
@@ -209,6 +212,7 @@ def _feed(
     replicated: bool | None,
     config: dict[str, Any],
 ) -> None:
+    misspelt(agent.guard, "attach", config, _ARGUMENTS | CONTEXT_NAMES)
     target = next((where for method, where in _TRAINERS.items() if hasattr(trainer, method)), None)
     if trainer is not None and target is not None:
         _load(target)(agent, trainer, config)

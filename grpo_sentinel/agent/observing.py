@@ -78,6 +78,7 @@ _POLICY_CONTEXT = (
     "sampling_cap",
     "sampling_level",
 )
+CONTEXT_NAMES = frozenset({*_DATA_CONTEXT, *_POLICY_CONTEXT, "max_grad_norm"})
 
 
 class GradientSource(Protocol):

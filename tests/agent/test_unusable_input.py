@@ -100,3 +100,37 @@ def test_a_probe_that_is_off_is_named_in_the_record(loop):
     assert segment.steps()[1]["sentinel.probe_off[reward]"] == 1
     (told,) = segment.of("probe_error")
     assert told["switched_off"] is True
+
+
+def test_a_misspelt_argument_of_attach_is_named_with_the_right_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GRPO_SENTINEL_DIR", str(tmp_path))
+    monkeypatch.setenv("GRPO_SENTINEL_RUN_ID", "run")
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    agent = attach(modle=net, optimizer=optimizer, gruop_size=4, dataset="own", epsilon=0.2)
+    said = capsys.readouterr().err
+    agent.close()
+    assert "attach(modle=...): unknown" in said
+    assert "did you mean model?" in said
+    assert "did you mean group_size?" in said
+    assert "dataset" not in said
+    assert "epsilon" not in said
+
+
+def test_steps_that_go_backwards_are_said_once_and_the_run_goes_on(loop, capsys):
+    capsys.readouterr()
+    for step in (5, 3, 2, -1):
+        loop.agent.end_step(step)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[2].strip()[:20] for line in said] == ["end_step(step=3): st", "end_step(step=-1): n"]
+    assert "step 5 has ended" in said[0]
+    loop.step()
+    assert len(loop.segment().steps()) >= 4
+
+
+def test_a_step_that_was_begun_by_its_number_is_no_step_backwards(loop, capsys):
+    loop.agent.end_step(5)
+    loop.agent.begin_step(2)
+    capsys.readouterr()
+    loop.agent.end_step(2)
+    assert capsys.readouterr().err == ""
