@@ -35,7 +35,7 @@ help:
 # torch first and by itself: another tool, or another package's dependency, would pick a different build
 $(VENV)/.torch:
 	@echo "setup 1/2: virtual environment and $(TORCH) (once; PyTorch is the large one)"
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13) and "grpo-sentinel needs Python 3.10 to 3.13, this is " + sys.version.split()[0] + "; choose another with make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13) and "grpo-sentinel needs Python 3.10 to 3.13, this is " + sys.version.split()[0] + "; choose another with make PYTHON=python3.11")'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PIP) $(QUIET) "$(TORCH)"
 	@touch $@

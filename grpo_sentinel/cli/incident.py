@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,7 +70,10 @@ def list_(as_json: bool, config_path: str | None) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest and the findings as JSON.")
 @_config_option
 def show(name: str, as_json: bool, config_path: str | None) -> int:
-    """Print the report of an incident, and where its bundle is. Exit code 1 when the bundle is damaged."""
+    """Print the report of an incident, and where its bundle is: plain in a terminal, Markdown in a pipe or a file.
+
+    Exit code 1 when the bundle is damaged.
+    """
     from grpo_sentinel.cli.rendering import print_json
 
     path = find_bundle(settings(config_path), name)
@@ -77,7 +82,8 @@ def show(name: str, as_json: bool, config_path: str | None) -> int:
         if as_json:
             print_json({**bundle.manifest, "path": str(path), "damage": damage, "told": bundle.findings()})
         else:
-            click.echo(_report(bundle))
+            text = _report(bundle)
+            click.echo(_plain(text) if sys.stdout.isatty() else text)
             click.echo(f"bundle: {path}" + ("" if path.name.endswith(ARCHIVE) else f", page: {path / 'report.html'}"))
     for one in damage:
         click.echo(f"damaged: {one}", err=True)
@@ -169,6 +175,12 @@ def _report(bundle: Bundle) -> str:
         return (bundle.path / "report.md").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         return f"the report cannot be read: {error}"
+
+
+def _plain(text: str) -> str:
+    """Give a report as `incidents.report` writes it for a terminal: without the signs of Markdown and its escapes."""
+    text = re.sub(r"(?<!\\)\*\*", "", text)
+    return re.sub(r"\\([\\|`\[\]*_!])", r"\1", text).replace("&lt;", "<")
 
 
 def _root(config: Config) -> Path:

@@ -21,7 +21,9 @@ from grpo_sentinel.history.logs.lines import Line
 
 def test_a_trainer_state_is_read_entry_by_entry_also_when_it_is_cut_off(tmp_path: Path, capsys) -> None:
     path = tmp_path / "trainer_state.json"
-    entries = [{"step": s, "loss": 0.0, "grad_norm": float("nan") if s >= 7 else 0.4, "reward": 0.5} for s in range(1, 30)]
+    entries = [
+        {"step": s, "loss": 0.0, "grad_norm": float("nan") if s >= 7 else 0.4, "reward": 0.5} for s in range(1, 30)
+    ]
     text = json.dumps({"log_history": entries})
     path.write_text(text[: len(text) * 2 // 3])
     assert main(["diagnose", str(path), "--json"]) == 1
@@ -66,7 +68,9 @@ def test_a_growing_log_is_judged_anew_when_it_has_grown(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     path.write_text("\n".join(own_logs.healthy_trl_zero_loss()[:30]) + "\n")
     process = subprocess.Popen(
-        [sys.executable, "-m", "grpo_sentinel.cli", "diagnose", str(path), "--follow"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "grpo_sentinel.cli", "diagnose", str(path), "--follow"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     seen: list[str] = []
     healthy, broken = threading.Event(), threading.Event()
@@ -96,3 +100,12 @@ def test_a_full_view_of_a_long_log_is_judged_quickly() -> None:
     started = time.process_time()
     judge(view)
     assert time.process_time() - started < 5
+
+
+def test_the_null_device_is_an_empty_log(capsys) -> None:
+    assert main(["diagnose", "/dev/null"]) == 4
+    out = capsys.readouterr()
+    assert "0 lines" in out.out
+    assert "no such log" not in out.err
+    assert main(["diagnose", "/dev/zero"]) == 2
+    assert "neither a file nor a directory" in capsys.readouterr().err

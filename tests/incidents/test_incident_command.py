@@ -67,6 +67,24 @@ def test_a_real_rules_incident_is_listed_shown_and_found_again_by_replay(
     assert {(root["layer"], root["onset_step"]) for root in roots} == {("reward", 16)}
 
 
+def test_a_terminal_shows_the_report_without_the_signs_of_markdown(
+    world: World, config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(5):
+        world.step()
+    world.find(made.finding("a_rule", message="loss_of [x] < 3 * y", remedies=("use *this* | that",)))
+    world.work()
+    (name,) = [path.name for path in (world.state / "incidents").iterdir() if path.is_dir()]
+    assert main(["incident", "show", name, "--config", config]) == 0
+    assert "loss\\_of \\[x\\] &lt; 3 \\* y" in capsys.readouterr().out, "Markdown for a pipe"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["incident", "show", name, "--config", config]) == 0
+    shown = capsys.readouterr().out
+    assert "loss_of [x] < 3 * y [a_rule]" in shown
+    assert "try: use *this* | that" in shown
+    assert not any(sign in shown for sign in ("**", "&lt;", "\\_", "\\["))
+
+
 def test_replay_says_when_the_rules_find_it_no_more(
     world: World, config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

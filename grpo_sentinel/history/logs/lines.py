@@ -145,13 +145,15 @@ def expand(paths: list[str]) -> list[str]:
     out: list[str] = []
     for name in paths:
         path = Path(name)
-        if name == "-" or path.is_file():
+        if name in ("-", os.devnull) or path.is_file():
             out.append(name)
         elif path.is_dir():
             inside = sorted(str(p) for p in path.rglob("*") if p.is_file() and _looks_like_log(p))
             if not inside:
                 raise SentinelError(f"no log in the directory {name}; name a file ending in {', '.join(SUFFIXES)}")
             out.extend(inside)
+        elif path.exists():
+            raise SentinelError(f"{name} is neither a file nor a directory; give its text on standard input, with -")
         else:
             raise SentinelError(f"no such log: {name}; check the path")
     return out
