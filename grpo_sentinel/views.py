@@ -5,7 +5,7 @@ rings -> RankStatus, Frame -> Finding -> HaltStatus -> Snapshot, Batch -> sinks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from grpo_sentinel.catalog import layer_of, split_name
@@ -126,6 +126,31 @@ def layers_seen(snapshot: Snapshot) -> frozenset[str]:
     seen = {layer_of(name) for name in names if layer_of(name) != "device" or name.startswith("device.gpu_")}
     off = {probe for base, probe in map(split_name, names) if base == "sentinel.probe_off"}
     return frozenset(seen - {_LAYER_OF_PROBE.get(probe, probe) for probe in off})
+
+
+def chains(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[Finding, ...]]]:
+    """Give every root with what follows from it, both in the order given; each finding occurs once.
+
+    Where a root is not among them, since it is over or only a note, the first that followed from it stands for it.
+    """
+    known = {finding.finding_id: finding for finding in findings}
+    groups: dict[str, list[Finding]] = {}
+    for finding in known.values():
+        groups.setdefault(_head(finding, known), []).append(finding)
+    out = []
+    for name, group in groups.items():
+        root = known.get(name, group[0])
+        out.append((root, tuple(finding for finding in group if finding is not root)))
+    return out
+
+
+def _head(finding: Finding, known: Mapping[str, Finding]) -> str:
+    """Name the root above all others that a finding follows from."""
+    seen = {finding.finding_id}
+    while finding.root_id in known and finding.root_id not in seen:
+        finding = known[finding.root_id]
+        seen.add(finding.finding_id)
+    return finding.root_id or finding.finding_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from rich.text import Text
 from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.records import Finding, HaltState, Liveness, Severity
-from grpo_sentinel.views import HaltStatus, RankStatus, Snapshot, layers_seen
+from grpo_sentinel.views import HaltStatus, RankStatus, Snapshot, chains, layers_seen
 
 _COLOURS = {Severity.NOTE: "dim", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _KEY_VALUES = (
@@ -99,13 +99,12 @@ def _findings(findings: tuple[Finding, ...]) -> list[Text]:
     """Roots first, what follows from each beneath it."""
     if not findings:
         return [Text("no finding is firing", style="green")]
-    known = {finding.finding_id for finding in findings}
     lines = []
-    for root in (finding for finding in findings if finding.root_id not in known):
+    for root, chain in chains(findings):
         lines.append(_finding(root, "  "))
         if root.remedies:
             lines.append(Text(f"      try: {root.remedies[0]}", style="dim"))
-        lines += [_finding(one, "    └ ") for one in findings if one.root_id == root.finding_id]
+        lines += [_finding(one, "    └ ") for one in chain]
     return [Text("findings:"), *lines]
 
 

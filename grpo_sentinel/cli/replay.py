@@ -167,13 +167,12 @@ def _table(outcome: Outcome) -> Any:
 
 def ordered(findings: Any) -> list[tuple[Finding, int]]:
     """Give each root by onset, gravest first, followed by its chain: `(finding, 0 or 1)`."""
+    from grpo_sentinel.views import chains
+
     everything: list[Finding] = list(findings)
-    known = {finding.finding_id for finding in everything}
-    roots = [finding for finding in everything if finding.root_id not in known or finding.root_id == finding.finding_id]
     out: list[tuple[Finding, int]] = []
-    for root in sorted(roots, key=lambda one: (one.onset_step, -one.severity)):
+    for root, chain in sorted(chains(everything), key=lambda one: (one[0].onset_step, -one[0].severity)):
         out.append((root, 0))
-        chain = [one for one in everything if one.root_id == root.finding_id and one is not root]
         out.extend((one, 1) for one in sorted(chain, key=lambda one: (one.onset_step, -one.severity)))
     return out
 

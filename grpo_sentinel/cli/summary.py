@@ -15,6 +15,7 @@ from grpo_sentinel.history import HistoryReader, history_path
 from grpo_sentinel.incidents.places import ARCHIVE, archives, bundles, incidents_dir
 from grpo_sentinel.protocol import RankReader, list_segments
 from grpo_sentinel.records import Finding, FindingState, HaltState, Severity
+from grpo_sentinel.views import chains
 
 _MOST_FINDINGS = 5
 
@@ -90,10 +91,15 @@ def write_summary(
         return
     told = [finding for finding in findings if finding.severity > Severity.NOTE]
     say(f"{ended}; {_count(told)}")
-    for finding in [one for one in told if not one.root_id][:_MOST_FINDINGS]:
-        say(f"  {finding.severity.name.lower()}, {finding.layer}, since step {finding.onset_step}: {finding.message}")
-    for finding in [one for one in told if one.root_id and one.severity is Severity.CRITICAL][:_MOST_FINDINGS]:
-        say(f"    then critical, {finding.layer}: {finding.message}")
+    left_out = len(told)
+    for root, chain in chains(told)[:_MOST_FINDINGS]:
+        say(f"  {root.severity.name.lower()}, {root.layer}, since step {root.onset_step}: {root.message}")
+        follow = [one for one in chain if one.severity is Severity.CRITICAL][:_MOST_FINDINGS]
+        for finding in follow:
+            say(f"    then critical, {finding.layer}: {finding.message}")
+        left_out -= 1 + len(follow)
+    if left_out:
+        say(f"  and {left_out} more; `grpo-sentinel report {directory.name}` shows all")
     made = [one for one in requests if one.request_id and one.requested_wall_ns >= started_ns]
     if made:
         last = made[-1]
@@ -136,6 +142,6 @@ def _fired_since(reader: HistoryReader, run_id: str, started_ns: int) -> set[str
 def _count(told: list[Finding]) -> str:
     if not told:
         return "nothing above a note was found"
-    roots = sum(not finding.root_id for finding in told)
+    roots = len(chains(told))
     found = f"{len(told)} finding{'s' if len(told) > 1 else ''}"
     return f"{found} with {roots} root cause{'s' if roots != 1 else ''}"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpo_sentinel import views
 from grpo_sentinel.incidents.digest import LAYERS, QUESTIONS, Answer, Digest
 from grpo_sentinel.incidents.model import About, Source
 from grpo_sentinel.records import Finding, FindingState
@@ -45,12 +46,7 @@ def finding_line(finding: Finding) -> str:
 
 def chains(findings: tuple[Finding, ...]) -> list[tuple[Finding, list[Finding]]]:
     """Every root with what follows from it, in order of onset."""
-    known = {finding.finding_id for finding in findings}
-    roots = [finding for finding in findings if finding.root_id not in known]
-    return [
-        (root, sorted((f for f in findings if f.root_id == root.finding_id), key=lambda f: (f.onset_step, f.wall_ns)))
-        for root in roots
-    ]
+    return [(root, sorted(chain, key=lambda f: (f.onset_step, f.wall_ns))) for root, chain in views.chains(findings)]
 
 
 def walk_rows(source: Source, digest: Digest) -> list[tuple[str, ...]]:

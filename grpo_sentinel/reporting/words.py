@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_sentinel import views
 from grpo_sentinel.incidents.report import finding_line
 from grpo_sentinel.records import Finding, HaltState, Severity
 from grpo_sentinel.reporting.gather import Plot, RunReport
@@ -54,12 +55,10 @@ def _request(one: Any) -> str:
     return f"{action} by {one.requested_by}: {one.state.name.lower()}{at}" + (f", {one.detail}" if one.detail else "")
 
 
-def chains(report: RunReport) -> list[tuple[Finding, list[Finding]]]:
+def chains(report: RunReport) -> list[tuple[Finding, tuple[Finding, ...]]]:
     """Roots above a note with what followed from each, in order of onset; at most fifty."""
     told = [one for one in report.findings if one.severity > Severity.NOTE]
-    known = {one.finding_id for one in told}
-    roots = [one for one in told if one.root_id not in known]
-    return [(root, [one for one in told if one.root_id == root.finding_id]) for root in roots[:_MOST_FINDINGS]]
+    return views.chains(told)[:_MOST_FINDINGS]
 
 
 def notes(report: RunReport) -> list[str]:

@@ -12,7 +12,7 @@ from grpo_sentinel.cli.rendering import ago, halt_line, short
 from grpo_sentinel.cli.top.state import HELP, KEYS, State, View
 from grpo_sentinel.cli.top.trend import Trends
 from grpo_sentinel.records import Finding, Liveness, Severity
-from grpo_sentinel.views import RankStatus, Snapshot, layers_seen
+from grpo_sentinel.views import RankStatus, Snapshot, chains, layers_seen
 
 _COLOURS = {Severity.NOTE: "dim", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _MARKS = {Severity.NOTE: "note", Severity.WARNING: "WARN", Severity.CRITICAL: "CRIT"}
@@ -65,11 +65,8 @@ def _verdict(snapshot: Snapshot) -> Text:
 
 def _chained(findings: Sequence[Finding]) -> list[Finding]:
     """The worst cause first, each with what followed from it below."""
-    known = {one.finding_id for one in findings}
     order = sorted(findings, key=lambda one: (-one.severity, one.onset_step))
-    roots = [one for one in order if one.root_id not in known]
-    chains = [each for root in roots for each in (root, *(one for one in order if one.root_id == root.finding_id))]
-    return chains + [one for one in order if one not in chains]
+    return [one for root, chain in chains(order) for one in (root, *chain)]
 
 
 def _layers(snapshot: Snapshot, width: int) -> list[Text]:
