@@ -48,6 +48,7 @@ REFRESH_NS = 60_000_000_000  # an open one is written anew so often while steps 
 QUIET_NS = 60_000_000_000  # all findings resolved for so long: closed
 OVER_NS = 2_000_000_000  # all ranks gone for so long: closed
 _MOST_TRANSITIONS = 500
+_MOST_TOLD = 500
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class _Run:
     snapshot: Snapshot
     directory: Path | None = None
     incidents: list[_Incident] = field(default_factory=list)
+    told: dict[str, Finding] = field(default_factory=dict)  # newest of the run: a root may be over by now
     opened: int = 0
     halt: HaltStatus = field(default_factory=HaltStatus)
     over_since_ns: int | None = None
@@ -239,6 +241,10 @@ class IncidentRecorder:
     # ---- findings
 
     def _take(self, run: _Run, finding: Finding, now: int) -> None:
+        run.told.pop(finding.finding_id, None)
+        run.told[finding.finding_id] = finding
+        if len(run.told) > _MOST_TOLD:
+            del run.told[next(iter(run.told))]
         homes = [one for one in run.incidents if belongs(finding, one.members, one.findings.values())]
         grave = finding.severity >= self._least or finding.action >= Action.CAPTURE
         if not homes:
@@ -281,8 +287,9 @@ class IncidentRecorder:
             incident.more_comes = True
 
     def _adopt(self, run: _Run, incident: _Incident) -> None:
-        """Bring in what fires now and belongs to it, as the root that fired before as a mere warning."""
-        for finding in run.snapshot.findings:
+        """Bring in what belongs to it: what fires now, and the roots that were mere warnings, over or not."""
+        roots = {one.root_id for one in incident.findings.values()}
+        for finding in (*run.snapshot.findings, *(run.told[name] for name in roots if name in run.told)):
             if finding.finding_id not in incident.members and belongs(
                 finding, incident.members, incident.findings.values()
             ):

@@ -79,6 +79,25 @@ def test_a_warning_begins_nothing_but_is_told_when_something_grave_follows_from_
     assert [one.rule for one in world.bundle().findings()] == ["entropy_drift", "nan_gradient"]
 
 
+def test_a_root_that_is_over_when_something_grave_follows_from_it_is_the_root_of_the_incident_too(world: World) -> None:
+    root = finding("update_ratio_huge", 10, severity=Severity.WARNING, layer="optimizer")
+    world.find(root)
+    world.find(resolved(root, world.clock.wall_ns()))
+    assert world.work() == 0
+    world.find(finding(root_id=root.finding_id))
+    world.work()
+    assert world.bundle().about.root_id == root.finding_id
+    assert [one.rule for one in world.bundle().findings()] == ["update_ratio_huge", "nan_gradient"]
+
+
+def test_of_a_death_by_an_exception_the_title_names_the_exception(world: World) -> None:
+    told = finding("trainer_exception", 12, layer="reward", message="an exception leaves the trainer: ValueError: x")
+    world.find(told, finding("rank_dead", 11, layer="time", root_id=told.finding_id))
+    world.work()
+    assert world.bundle().about.title == told.message
+    assert world.bundle().findings()[0].rule == "trainer_exception"
+
+
 def test_a_storm_of_one_root_is_one_incident_and_few_writings(world: World) -> None:
     root = finding("reward_nan", 10, layer="reward")
     world.find(root)
