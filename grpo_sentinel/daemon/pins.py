@@ -48,6 +48,7 @@ class Pins:
         self.paths: list[Path] = []
         self._reported: deque[Path] = deque(maxlen=_MOST_REPORTED)  # finished, as the trainer says
         self._firing: set[str] = set()
+        self._nothing: set[tuple[Path, int]] = set()  # of which it was said already that there is nothing to keep
 
     def observe(self, events: Sequence[EventRecord]) -> None:
         """Learn where the trainer saves, from its configuration and from the checkpoints it reports."""
@@ -100,7 +101,8 @@ class Pins:
                 return lambda: self._pinned(kept, onset, told)
             log.warning("%s %s: not kept, looking further back", kept, bad)
             remove(kept)
-        if not any(0 <= _step(path) < onset for path in self.paths):
+        if not any(0 <= _step(path) < onset for path in self.paths) and (directory, onset) not in self._nothing:
+            self._nothing.add((directory, onset))
             log.warning("no whole checkpoint from before step %d in %s: nothing to keep", onset, directory)
         return None
 

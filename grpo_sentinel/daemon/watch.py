@@ -94,6 +94,7 @@ class RunWatch:
         self._samples: list[Sample] = []
         self._newest_samples: dict[str, Sample] = {}
         self._transitions: list[Finding] = []
+        self._told: dict[str, str] = {}  # finding that fires -> its line in the log
         self._told_halt = HaltStatus() if past is None else past.halt
         self._passed: list[SinkBatch] = []
         self._ticked_ns = 0
@@ -245,9 +246,26 @@ class RunWatch:
         self._newest_samples.update({sample.entity: sample for sample in samples})
         self._transitions += findings
         for finding in findings:
-            _tell(finding)
+            self._tell(finding)
         if batch.records or batch.events or findings:
             self.quiet_since_ns = now
+
+    def _tell(self, finding: Finding) -> None:
+        """One line per change of a finding that changes the line; notes stay in the history."""
+        if finding.severity is Severity.NOTE:
+            return
+        if finding.state is FindingState.RESOLVED:
+            self._told.pop(finding.finding_id, None)
+            log.info("resolved: %s (since step %d)", finding.message, finding.onset_step)
+            return
+        where = f"rank {', '.join(map(str, finding.ranks))}" if finding.ranks else "rank not known"
+        line = (
+            f"{finding.severity.name.lower()}: {finding.message} "
+            f"[{finding.layer}, {where}, since step {finding.onset_step}]"
+        )
+        if line not in self._told.values():
+            log.log(logging.ERROR if finding.severity is Severity.CRITICAL else logging.WARNING, "%s", line)
+        self._told[finding.finding_id] = line
 
     def _note(self, key: str, text: str) -> None:
         if self._notes.get(key) != text:
@@ -331,19 +349,6 @@ class RunWatch:
         self._collector.close()
         if release:
             self.claim.release()
-
-
-def _tell(finding: Finding) -> None:
-    """One line per change of a finding; notes stay in the history."""
-    if finding.severity is Severity.NOTE:
-        return
-    level = logging.ERROR if finding.severity is Severity.CRITICAL else logging.WARNING
-    if finding.state is FindingState.RESOLVED:
-        log.info("resolved: %s (since step %d)", finding.message, finding.onset_step)
-        return
-    where = f"rank {', '.join(map(str, finding.ranks))}" if finding.ranks else "rank not known"
-    about = f"{finding.layer}, {where}, since step {finding.onset_step}"
-    log.log(level, "%s: %s [%s]", finding.severity.name.lower(), finding.message, about)
 
 
 def _tell_halt(halt: HaltStatus, before: HaltStatus) -> None:

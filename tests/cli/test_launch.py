@@ -57,6 +57,15 @@ def test_a_run_resumed_under_its_name_after_a_halt_goes_on_and_can_be_halted_aga
     assert "request 2 (checkpoint-and-halt) by" in again.stderr
 
 
+def test_no_line_is_said_twice(config: Path, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    done = launch(config, sys.executable, FAKE, "--output-dir", place, "--bad-from", 60, "--lost-weights")
+    assert done.returncode == 83, done.stderr
+    lines = done.stderr.splitlines()
+    assert sum("nothing to keep" in line for line in lines) == 1
+    assert sorted(set(lines)) == sorted(lines)
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_trainers_own_exit_code_is_returned(config: Path, code: int) -> None:
     done = launch(config, sys.executable, FAKE, "--steps", 3, "--exit-code", code)

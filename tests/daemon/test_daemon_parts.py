@@ -24,6 +24,7 @@ from grpo_sentinel.daemon.pins import MOST_PINS, Pins
 from grpo_sentinel.daemon.places import belongs_to, run_directories, state_dir
 from grpo_sentinel.daemon.resume import resume
 from grpo_sentinel.daemon.tidy import KEEP_SECONDS, ROOM_BYTES, tidy
+from grpo_sentinel.daemon.watch import RunWatch
 from grpo_sentinel.history import HistoryStore
 from grpo_sentinel.protocol import RankWriter, new_identity, run_dir
 from grpo_sentinel.records import Action, EventRecord, FindingState, Kind, Mode, Severity, StepRecord
@@ -262,3 +263,23 @@ def test_a_sink_that_is_switched_on_is_fed_by_the_daemon_and_one_that_is_off_is_
     sinks.close(10)
     written = "".join(path.read_text() for path in tmp_path.glob("lines/**/*") if path.is_file())
     assert ('"reward.mean"' in written) is on
+
+
+def test_a_finding_that_fires_on_unchanged_is_said_once_and_anew_after_it_has_resolved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    watch = RunWatch.__new__(RunWatch)
+    watch._told = {}
+    one = finding("grave")
+    for each in (one, one, replace(one, finding_id="another"), replace(one, severity=Severity.WARNING)):
+        watch._tell(each)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2, lines
+    for each in (
+        replace(one, state=FindingState.RESOLVED),
+        replace(one, finding_id="another", state=FindingState.RESOLVED),
+    ):
+        watch._tell(each)
+    watch._tell(one)
+    assert caplog.records[-1].getMessage() == lines[0]
