@@ -92,8 +92,8 @@ def write_summary(
     told = [finding for finding in findings if finding.severity > Severity.NOTE]
     say(f"{ended}; {_count(told)}")
     left_out = len(told)
-    for root, chain in chains(told)[:_MOST_FINDINGS]:
-        say(f"  {root.severity.name.lower()}, {root.layer}, since step {root.onset_step}: {root.message}")
+    for cause, chain in chains(told)[:_MOST_FINDINGS]:
+        say(f"  {cause.severity.name.lower()}, {cause.layer}, since step {cause.onset_step}: {cause.message}")
         follow = [one for one in chain if one.severity is Severity.CRITICAL][:_MOST_FINDINGS]
         for finding in follow:
             say(f"    then critical, {finding.layer}: {finding.message}")
