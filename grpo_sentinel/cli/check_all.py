@@ -12,6 +12,7 @@ from grpo_sentinel.cli.check_environment import with_doctor
 from grpo_sentinel.cli.check_policy import DTYPES
 from grpo_sentinel.cli.check_printing import print_report
 from grpo_sentinel.preflight.everything import AllOptions, AllReport, check_everything, read_options
+from grpo_sentinel.wording import counted
 
 
 @click.command()
@@ -77,5 +78,5 @@ def _finish(report: AllReport, as_json: bool) -> int:
         click.echo(f"not run: {line}")
     found = [name for name, one in report.reports.items() if one.faults]
     answer = f"something found by {', '.join(found)}" if found else "nothing found"
-    click.echo(f"{len(report.reports)} checks in {report.seconds:.0f} s: {answer}")
+    click.echo(f"{counted(len(report.reports), 'check')} in {report.seconds:.0f} s: {answer}")
     return report.exit_code

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from grpo_sentinel.preflight.checkpoint import CheckpointReport, Resumable, check_checkpoint
+from grpo_sentinel.wording import counted
 
 _COLOURS = {Resumable.YES: "green", Resumable.NO: "red", Resumable.CANNOT_TELL: "yellow"}
 
@@ -44,6 +45,6 @@ def _print(report: CheckpointReport) -> None:
     tensors, elements = sum(one.tensors for one in report.files), sum(one.elements for one in report.files)
     size = sum(one.bytes for one in report.files)
     click.echo(
-        f"{len(report.files)} files, {tensors:,} tensors, {elements:,} numbers looked at, {size / 1e6:,.1f} MB, "
-        f"{report.seconds:.1f} s"
+        f"{counted(len(report.files), 'file')}, {tensors:,} tensors, {elements:,} numbers looked at, "
+        f"{size / 1e6:,.1f} MB, {report.seconds:.1f} s"
     )

@@ -19,6 +19,7 @@ from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.bundle import Bundle, open_bundle
 from grpo_sentinel.incidents.places import ARCHIVE, archives, bundles, incidents_dir, recover, size_of
 from grpo_sentinel.records import EventRecord, Finding, Frame
+from grpo_sentinel.wording import counted
 
 
 class NoIncident(SentinelError):
@@ -165,7 +166,7 @@ def _print_replay(found: list[Finding], missing: list[str]) -> None:
         click.echo(finding_line(root))
         for one in chain:
             click.echo(f"  └ {finding_line(one)}")
-    click.echo(f"{len(found)} findings")
+    click.echo(counted(len(found), "finding"))
     if missing:
         click.echo(f"found then and not now: {', '.join(missing)}")
 

@@ -13,6 +13,7 @@ from grpo_sentinel.daemon.places import state_dir
 from grpo_sentinel.errors import HistoryError
 from grpo_sentinel.history import HistoryReader, history_path
 from grpo_sentinel.incidents.places import bundles, incidents_dir
+from grpo_sentinel.wording import counted
 
 
 @click.command()
@@ -60,7 +61,8 @@ def report(
         raise click.BadParameter(
             f"cannot write {path}: {error.strerror}; choose another place", param_hint="--output"
         ) from error
-    click.echo(f"wrote {path} ({len(found.findings)} findings, {len(found.plots)} plots)", err=True)
+    findings = counted(len(found.findings), "finding")
+    click.echo(f"wrote {path} ({findings}, {counted(len(found.plots), 'plot')})", err=True)
     return 0
 
 

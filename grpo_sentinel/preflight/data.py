@@ -35,6 +35,7 @@ from grpo_sentinel.preflight.data_sources import Part, Row, expand, read_part, r
 from grpo_sentinel.preflight.data_tokens import Encoder
 from grpo_sentinel.preflight.report import CheckReport, gravest_first
 from grpo_sentinel.stats import Moments
+from grpo_sentinel.wording import counted
 
 _FIRST_ROWS = 64  # looked at to recognise the shape
 _BATCH = 128  # small enough that texts and tokens of one batch stay in the cache
@@ -288,7 +289,7 @@ class _DataCheck:
 
     def _looked_at(self, evaluated: int) -> tuple[str, ...]:
         shapes = {fields.shape: fields for fields in self._shapes.values()}
-        read = [f"{len(self._rows):,} files, {self._total:,} rows, {self._bad:,} of them with a fault"]
+        read = [f"{counted(len(self._rows), 'file')}, {self._total:,} rows, {self._bad:,} of them with a fault"]
         read += [f"shape {name}: fields {', '.join(fields.named())}" for name, fields in shapes.items()]
         if evaluated:
             read.append(f"{evaluated:,} prompts of the evaluation set")

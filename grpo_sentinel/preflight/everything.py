@@ -20,6 +20,7 @@ from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.policy import PolicyOptions, check_policy
 from grpo_sentinel.preflight.report import SCHEMA_VERSION, CheckReport, Fault
 from grpo_sentinel.preflight.reward import RewardOptions, check_reward
+from grpo_sentinel.wording import counted
 
 SCHEMA = "grpo-sentinel/all-check"
 
@@ -179,7 +180,7 @@ def _checkpoint(path: Path) -> CheckReport:
     report = check_checkpoint(path)
     remedy = "grpo-sentinel resume-point names the checkpoint to use"
     return CheckReport(
-        kind="checkpoint", subject=str(path), looked_at=(f"{len(report.files)} files",), seconds=report.seconds,
+        kind="checkpoint", subject=str(path), looked_at=(counted(len(report.files), "file"),), seconds=report.seconds,
         faults=tuple(
             Fault(level=one.level, code=one.code, where=one.where, subject=one.subject, message=one.message,
                   remedy=remedy)

@@ -13,6 +13,7 @@ from grpo_sentinel.cli.top.state import HELP, KEYS, State, View
 from grpo_sentinel.cli.top.trend import Trends
 from grpo_sentinel.records import Finding, Liveness, Severity
 from grpo_sentinel.views import RankStatus, Snapshot, chains, layers_seen
+from grpo_sentinel.wording import counted
 
 _COLOURS = {Severity.NOTE: "dim", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 _MARKS = {Severity.NOTE: "note", Severity.WARNING: "WARN", Severity.CRITICAL: "CRIT"}
@@ -46,7 +47,7 @@ def selectable(snapshot: Snapshot, state: State) -> int:
 
 def _header(snapshot: Snapshot, width: int) -> Text:
     step = max((status.last_step for status in snapshot.ranks.values()), default=0)
-    left = f"{snapshot.run_id or 'no run'}  step {step}  {len(snapshot.ranks)} ranks"
+    left = f"{snapshot.run_id or 'no run'}  step {step}  {counted(len(snapshot.ranks), 'rank')}"
     return Text(f"{left}  {time.strftime('%H:%M:%S')}", style="bold")
 
 

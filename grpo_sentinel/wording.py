@@ -1,0 +1,11 @@
+"""Words that go with numbers."""
+
+from __future__ import annotations
+
+
+def counted(count: int, noun: str) -> str:
+    """Give a count with its noun: "1 file", "1,024 files"; `noun` is the singular of one that takes an s."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+__all__ = ["counted"]
