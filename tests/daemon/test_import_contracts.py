@@ -19,7 +19,7 @@ EDGES = {
     "rich": {"grpo_sentinel.cli"},
     "starlette": {"grpo_sentinel.web"},
     "uvicorn": {"grpo_sentinel.web"},
-    "pydantic": {"grpo_sentinel.config"},
+    "pydantic": {"grpo_sentinel.config", "grpo_sentinel.settings_section"},
     "prometheus_client": {"grpo_sentinel.sinks"},
     "pickle": set(),
     "marshal": set(),
