@@ -37,6 +37,7 @@ NEEDS = {
     "memory.cgroup_limit_bytes": "a memory cgroup with a limit",
     "sentinel.frame_skew_steps": "the sidecar, which makes it",
     "sentinel.agent_plain_seconds": "steps that are thinned",
+    "sentinel.probe_off": "a probe that failed (test_unusable_input)",
     **{name: "CUDA" for name in SIGNALS if name.startswith("memory.cuda_")},
     **{name: "the sidecar, which makes it" for name in SIGNALS if name.startswith("device.")},
 }
@@ -49,11 +50,13 @@ ALL_SETTINGS = {
 }
 TWO_SETTINGS = {"env": {"GRPO_SENTINEL_SETTINGS": json.dumps({"vitals_every": 2, "local_gradients": "always"})}}
 BASE = {"attach": "explicit", "beta": 0.04}
+# what is read at every 16th step of the optimizer, and not thinned
+LONG = {"steps": 18, "env": {"GRPO_SENTINEL_SETTINGS": json.dumps({"overhead_floor_seconds": 1.0})}}
 ONE = {
     "everything": {**BASE, **ALL_SETTINGS, "iterations": 2, "reward_model": True, "sampling": True, "completion": 12},
     "bf16": {**BASE, "dtype": "bfloat16", "completion": 100, "steps": 8},  # long enough that some completions end early
     "lora": {**BASE, "lora": True, "binary": True},
-    "no clipping": {"attach": "explicit", "max_grad_norm": 0.0, "async_reward": True},
+    "no clipping": {"attach": "explicit", "max_grad_norm": 0.0, "async_reward": True, **LONG},
     "adapter left on": {**BASE, "lora": True, "adapter_left_on": True},
 }
 TWO = {
