@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.faultbench import children
 from benchmarks.faultbench.fault import EVER, LOOP1, LOOP2, Fault, Mechanism
+from benchmarks.faultbench.rescore import described
 from benchmarks.faultbench.sidecar import Sidecar
 from benchmarks.faultbench.table import WORLDS
 
@@ -124,25 +125,9 @@ class Runner:
 
     def _finish(self, one: Going) -> dict[str, Any]:
         told = self.sidecar.first_told(one.run_id)
-        findings = []
-        for finding in self.sidecar.findings(one.run_id):
-            first = told.get(finding.finding_id, finding)
-            findings.append(
-                {
-                    "rule": finding.rule,
-                    "layer": finding.layer,
-                    "severity": finding.severity.name.lower(),
-                    "step": first.step,
-                    "onset": finding.onset_step,
-                    "ranks": list(finding.ranks),
-                    "id": finding.finding_id,
-                    "root": finding.root_id,
-                    "message": finding.message[:200],
-                    "wall_ns": first.wall_ns,
-                    "signal": finding.signal,
-                    "value": _plain(finding.value),
-                }
-            )
+        findings = [
+            described(finding, told.get(finding.finding_id, finding)) for finding in self.sidecar.findings(one.run_id)
+        ]
         job = one.job
         result = {
             "key": job.key,
@@ -259,10 +244,6 @@ def _finite(file: Path) -> bool:
         elif entry["dtype"] == "BF16" and any((word & 0x7F80) == 0x7F80 for word in array("H", raw)):
             return False
     return True
-
-
-def _plain(value: Any) -> Any:
-    return None if value is None or not math.isfinite(value) else value
 
 
 def free_memory_gib() -> float:
