@@ -103,9 +103,8 @@ class FunctionScorer:
         return self._call(*given[: max(1, min(len(self._names), 3))] if len(self._names) > 1 else (sample.completion,))
 
     def _call(self, *arguments: Any, **named: Any) -> Any:
-        with contextlib.redirect_stdout(sys.stderr):  # what it prints must not end in our JSON
-            out = self._function(*arguments, **named)
-            return asyncio.run(_awaited(out)) if inspect.isawaitable(out) else out
+        out = self._function(*arguments, **named)
+        return asyncio.run(_awaited(out)) if inspect.isawaitable(out) else out
 
 
 async def _awaited(one: Any) -> Any:

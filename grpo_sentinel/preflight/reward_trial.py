@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -66,7 +68,10 @@ class Trial:
             return None
 
     def _within(self, samples: Sequence[Sample]) -> list[Any]:
-        return self._in_pieces(samples) if self.scorer.is_model else self._in_thread(samples)
+        # What a reward prints must not end in our JSON. Redirected here and not in its thread: one that hangs there
+        # would keep the whole process' output, the report with it.
+        with contextlib.redirect_stdout(sys.stderr):
+            return self._in_pieces(samples) if self.scorer.is_model else self._in_thread(samples)
 
     def _in_pieces(self, samples: Sequence[Sample]) -> list[Any]:
         """A model's forward cannot be left behind: pieces of about two seconds, and the time is looked at between."""

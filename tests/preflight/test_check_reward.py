@@ -138,6 +138,12 @@ def test_a_reward_that_hangs_ends_at_the_deadline(world: tuple[str, str]) -> Non
     assert report.seconds < 20
 
 
+def test_the_report_on_a_reward_that_hangs_is_on_standard_output(world: tuple[str, str], capsys: Any) -> None:
+    command = ["check", "reward", f"{world[0]}:hangs", "--data", world[1], "--timeout", "0.3", "--json"]
+    assert main(command) == 1
+    assert json.loads(capsys.readouterr().out)["faults"][0]["code"] == "timeout"
+
+
 def test_a_slow_reward_is_tried_on_as_many_samples_as_there_is_time_for_and_says_how_many_were_left_out(
     world: tuple[str, str],
 ) -> None:
