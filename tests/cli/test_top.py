@@ -99,6 +99,7 @@ def test_a_run_is_watched_and_halted_with_keys_and_the_terminal_is_put_back(
     terminal.shows("checkpoint-and-halt by user: done")
     assert run.wait(30) == 83
     terminal.keys("q")
+    terminal.shows("echo before")  # the shell reads the keyboard again, not `top`
     terminal.type("echo after $((40+2))")
     assert "echo before" in terminal.shows("after 42"), "the screen of before is back, and keys are echoed again"
 

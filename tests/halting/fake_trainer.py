@@ -106,6 +106,7 @@ def main() -> None:
             writer.event("skip", {"reason": "the gradient is not finite", "ranks": [args.rank]}, step=step)
         lost = {"optimizer.nonfinite_weights": 2.0} if bad and args.lost_weights else {}
         spent = {f"time.phase_seconds[{args.phase}]": args.phase_seconds} if args.phase_seconds else {}
+        word = control.read()  # before the record is out: what the record makes the daemon ask for is the next step's
         writer.push({**values(step, bad), **lost, **spent}, step=step)
         if args.save_steps and step % args.save_steps == 0 and args.output_dir:
             path = save(args.output_dir, step)
@@ -114,7 +115,6 @@ def main() -> None:
             print(f"step {step}", flush=True)
         if args.kill_self_at == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        word = control.read()
         if word is not None and word.request_id > handled and word.action >= Action.CHECKPOINT and not args.deaf:
             handled = word.request_id
             carry_out(writer, word.request_id, word.action, step, args)
