@@ -21,22 +21,19 @@ from grpo_sentinel.agent.capture.capture import Capture
 from grpo_sentinel.agent.collectives import Collectives
 from grpo_sentinel.agent.compilation import CompileWatch
 from grpo_sentinel.agent.core import Core, Outcome
-from grpo_sentinel.agent.governor import Governor
-from grpo_sentinel.agent.guard import Guard, say, short_traceback
+from grpo_sentinel.agent.guard import Guard
 from grpo_sentinel.agent.halt import HaltDesk
-from grpo_sentinel.agent.last_look import nonfinite_weights
+from grpo_sentinel.agent.last_words import LastWords
 from grpo_sentinel.agent.null import NOTHING, Verdict
 from grpo_sentinel.agent.observations import Observations
 from grpo_sentinel.agent.observing import Observer
 from grpo_sentinel.agent.optimizers import OptimizerHooks, UpdateWatch, innermost
+from grpo_sentinel.agent.own_time import OwnTime
 from grpo_sentinel.agent.phases import PhaseClock
-from grpo_sentinel.agent.probes.pack import Harvest
-from grpo_sentinel.agent.processor import Processor
+from grpo_sentinel.agent.recording import StepRecorder
 from grpo_sentinel.agent.settings import Settings
 from grpo_sentinel.agent.step_clock import StepClock
-from grpo_sentinel.agent.step_record import StepFacts, complete, host_values
 from grpo_sentinel.agent.step_vote import StepVote
-from grpo_sentinel.agent.vitals import compare
 from grpo_sentinel.agent.writing import NoWriter, Writer
 from grpo_sentinel.records import Kind, Mode, Phase
 
@@ -58,12 +55,10 @@ class Agent(Observations):
             lambda phase: self.guard.run("compile", self.phases.enter, phase),
             lambda phase: self.guard.run("compile", self.phases.leave, phase),
         )
-        self.governor = Governor(share=settings.overhead_share, floor_seconds=settings.overhead_floor_seconds)
-        self.processor = Processor()
+        self.own_time = OwnTime(guard, share=settings.overhead_share, floor_seconds=settings.overhead_floor_seconds)
         ring = getattr(writer, "path", None)
         self.observer = Observer(settings, guard, recording=not isinstance(writer, NoWriter), ring=ring)
         self.observer.tell = self.event
-        self.naming = self.observer.naming
         self.mode = Mode.TRAIN
         self.step = 1
         self.closed = False
@@ -71,16 +66,13 @@ class Agent(Observations):
         self.active = True
         self.capture: Capture | None = None  # takes evidence; None where it is off
         self.collectives: Collectives | None = None  # tells of torch's flight recorder; None where that is off
-        self.interrupted: Callable[[], None] = lambda: None  # notes for the sidecar that Ctrl-C came here
+        self.last_words = LastWords(self)
         self.updates = UpdateWatch(self._vote_on_update, self.observer, guard, enter=self.enter, leave=self.leave)
         self._optimizers = OptimizerHooks(self.updates)
-        self._vote = self._new_vote()
+        self._vote, self._recorder = self._per_step()
         self._looked = False  # at this step's gradients
         self._open = False
         self._ended = 0  # the last step that has
-        self._told = 0
-        self._thinned: set[bool] = set()  # what of the governor has been told: thinning, and that it is not enough
-        self._self_seconds = 0.0
         self._on_close: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
@@ -141,12 +133,11 @@ class Agent(Observations):
         step = arguments.step_number(self.guard, "begin_step(step", step, self.step)
         self.step = self.phases.step = step
         self._open = True
-        self.observer.full = self.governor.due(step)
+        self.observer.full = self.own_time.governor.due(step)
         self.guard.run("compile", self._compiling.look)
         if not self.clock.running:
             self.clock.restart()
-            self._self_seconds = self.guard.seconds
-            self.guard.run("processor", self.processor.start)
+            self.own_time.start()
             self.guard.run("phase", self.phases.take)  # what came before the first step belongs to no step
 
     @fails_open(nullcontext)
@@ -193,30 +184,8 @@ class Agent(Observations):
         """Push an exception that is about to leave the trainer, once."""
         if arguments.kind_of(self.guard, "exception(error", error, BaseException, "give the one raised") is None:
             return
-        if self._told == id(error):
-            return
         self.failed = True
-        self._told = id(error)  # not the error itself: its frames hold the user's tensors
-        if isinstance(error, KeyboardInterrupt):
-            if self.capture is not None:
-                self.capture.close()
-            self.guard.essential("interrupt", self.interrupted)  # a person ends the run: no fault
-            return
-        if self.capture is not None:
-            self.guard.essential("capture", self.capture.exception, error, where)
-        if self.collectives is not None:
-            self.guard.run("collectives", self.collectives.write)
-        self.guard.essential("last look", self._look_at_weights)
-        body = {"type": type(error).__name__, "message": arguments.text(error)[:800], "where": where}
-        self.event(
-            "exception", {**body, "phase": self.phases.now.name.lower(), "traceback": short_traceback(error)[-900:]}
-        )
-
-    def _look_at_weights(self) -> None:
-        names = nonfinite_weights(self.observer.watched()[0])
-        if names:
-            body = {"where": "weights", "names": names[:16], "count": len(names), "seen_at": "exception"}
-            self.event("nonfinite", body)
+        self.last_words.tell(error, where)
 
     # ---- the vote
 
@@ -268,7 +237,8 @@ class Agent(Observations):
             arguments.onward(self.guard, place, self.step, min(self._ended, named))
         outcome = self.vote()
         self.guard.essential("step record", self.updates.end_step, skipped=outcome.skip)
-        self.guard.essential("step record", self._record, outcome)
+        ended = {"applied": self.updates.applied, "names_overflow": self.writer.names_overflow}
+        self.guard.essential("step record", self._recorder.end, self.step, outcome, **ended)
         verdict = self.guard.essential("halt", self.desk.verdict, skipped=outcome.skip) or NOTHING
         self._vote.next_step()  # first of all: a step that is not forgotten would go without its vote
         if self.capture is not None:
@@ -282,76 +252,9 @@ class Agent(Observations):
         self.clock.restart()
         return verdict
 
-    def _record(self, outcome: Outcome) -> None:
-        self.observer.collect()
-        late = self.observer.landed()
-        if late is not None:
-            self._push_step(*late)
-        values = host_values(self._facts(outcome))
-        if outcome.rows:
-            values.update(compare(outcome.rows, self.core.rank))
-        self._thin(values)
-        if self.observer.must_wait:
-            self.observer.depart(self.step, values, outcome.by_scaler)
-            return
-        self._push_step(self.step, values, outcome.by_scaler, self.observer.harvest())
-
-    def _push_step(self, step: int, values: dict[str, float], by_scaler: bool, harvest: Harvest) -> None:
-        for found in () if by_scaler else harvest.nonfinite:
-            names = list(found.names)
-            self.event("nonfinite", {"where": found.where, "names": names[:16], "count": len(names)}, step=step)
-        for body in self.naming.changed(harvest.subjects, harvest.values, step):
-            self.event("named", body, step=step)
-        values = complete(harvest.values, values)
+    def _landed(self, step: int, values: dict[str, float]) -> None:
         if self.capture is not None:
             self.guard.essential("capture", self.capture.landed, step, values)
-        self._vote.vitals.note_step(step, values)
-        self._push(values, Kind.STEP, step=step)
-
-    def _facts(self, outcome: Outcome) -> StepFacts:
-        seconds = self._own_seconds()
-        return StepFacts(
-            outcome=outcome,
-            norm=self._vote.global_norm,
-            applied=self.updates.applied,
-            mismatched=self._vote.mismatched if outcome.voted and self.observer.replicated else None,
-            elapsed=self.clock.elapsed(),
-            arrival=self.clock.arrival or 0.0,
-            phases=self.phases.take(),
-            self_seconds=seconds,
-            sampling_every=self.governor.every,
-            allowed_seconds=self.governor.allowed_seconds,
-            plain_seconds=self.governor.plain_seconds,
-            core_active=self.core.voting,
-            skipped_updates=self.core.skipped_updates,
-            scaler_skips=self.core.scaler_skips,
-            probe_errors=self.guard.errors,
-            probes_off=tuple(self.guard.off),
-            names_overflow=self.writer.names_overflow,
-            completion_tokens=self.observer.completion_tokens,
-        )
-
-    def _own_seconds(self) -> float:
-        """Self time of the step that ends, without the time in which the processor ran something else."""
-        guard, processor = self.guard, self.processor
-        seconds, self._self_seconds = guard.seconds - self._self_seconds, guard.seconds
-        processor.next_step()
-        seconds -= min(guard.off_processor_seconds, processor.held_up_seconds)
-        guard.off_processor_seconds, guard.by_processor = 0.0, processor.contended
-        return max(0.0, seconds)
-
-    def _thin(self, values: Mapping[str, float]) -> None:
-        """Let the governor see what this step cost, and tell what it does about it."""
-        seconds = values["sentinel.agent_seconds"]
-        elapsed = max(seconds, values["time.step_seconds"] - self.processor.held_up_seconds)
-        change = self.governor.account(seconds, elapsed, full=self.observer.full)
-        # The first change is told, and once that thinning cannot do it; the rest shows in the signals.
-        if change is None or change.enough in self._thinned:
-            return
-        self._thinned.add(change.enough)
-        self.event("note", change.body())
-        if self.core.rank == 0:
-            say(change.text())
 
     def _push(self, values: Mapping[str, float], kind: Kind, *, micro_batch: int = 0, step: int | None = None) -> None:
         self.guard.run(
@@ -369,16 +272,12 @@ class Agent(Observations):
         if not self._open:
             self.begin_step(self.step)
 
-    def _new_vote(self) -> StepVote:
-        return StepVote(
-            settings=self.settings,
-            core=self.core,
-            desk=self.desk,
-            guard=self.guard,
-            observer=self.observer,
-            clock=self.clock,
-            event=self.event,
-        )
+    def _per_step(self) -> tuple[StepVote, StepRecorder]:
+        """Make what goes from step to step with the parts that this agent has now."""
+        parts: dict[str, Any] = {"core": self.core, "guard": self.guard, "observer": self.observer, "clock": self.clock}
+        vote = StepVote(settings=self.settings, desk=self.desk, event=self.event, **parts)
+        parts.update(vote=vote, phases=self.phases, own_time=self.own_time)
+        return vote, StepRecorder(event=self.event, push=self._push, landed=self._landed, **parts)
 
     # ---- the end
 
@@ -389,7 +288,7 @@ class Agent(Observations):
         self.phases = PhaseClock(self.writer.phase)
         self.core = Core(rank=self.core.rank, transport=None, why_off="a forked child", gate="off")
         self.desk = HaltDesk(None, self.writer.acknowledge)
-        self._vote = self._new_vote()
+        self._vote, self._recorder = self._per_step()
         self.capture = None
         for action in [*reversed(self._on_close), self._optimizers.detach, self.observer.close]:
             self.guard.essential("fork", action)
@@ -420,16 +319,14 @@ class Agent(Observations):
         self.closed = True
         if self.capture is not None:
             self.guard.essential("capture", self.capture.close)
-        late = self.guard.essential("step record", self.observer.landed)
-        if late is not None:
-            self.guard.essential("step record", self._push_step, *late)
+        self.guard.essential("step record", self._recorder.late)
         self.guard.essential("halt", self.desk.run_ended, self.step - 1)
         for action in reversed(self._on_close):
             self.guard.essential("detach", action)
         self.guard.run("compile", self._compiling.close)
         if self.collectives is not None:
             self.guard.run("collectives", self.collectives.close)
-        self.guard.run("processor", self.processor.close)
+        self.own_time.close()
         self.guard.run("optimizer hooks", self._optimizers.detach)
         self.guard.essential("watch", self.observer.close)
         self.guard.run("phase", self.phases.switch, Phase.FINISHED)

@@ -155,7 +155,7 @@ def _build(settings: Any, run_id: Any) -> Agent | NullAgent:
         )
     _current = agent
     if directory is not None:
-        agent.interrupted = partial(write_ended, directory, signal.SIGINT, "interrupt", os.getpid())
+        agent.last_words.interrupted = partial(write_ended, directory, signal.SIGINT, "interrupt", os.getpid())
         if settings.capture != "off":
             agent.capture = guard.run("capture", Capture, agent, directory.name)
         if world > 1 and (dump := find_dump()) is not None:

@@ -24,13 +24,13 @@ def train(name: str, floor_seconds: float) -> dict[str, float]:
     made = Settings(strict=True, overhead_share=1e-9, overhead_floor_seconds=floor_seconds)
     agent = attach(model=net, optimizer=optimizer, settings=made)
     wall, own = [], []
-    told = agent.governor.account
+    told = agent.own_time.governor.account
 
     def account(self_seconds: float, step_seconds: float, *, full: bool) -> object:
         own.append(self_seconds)
         return told(self_seconds, step_seconds, full=full)
 
-    agent.governor.account = account
+    agent.own_time.governor.account = account
     every = 1
     for _ in range(STEPS):
         before = agent.guard.seconds
@@ -40,7 +40,7 @@ def train(name: str, floor_seconds: float) -> dict[str, float]:
         optimizer.zero_grad()
         agent.end_step()
         wall.append(agent.guard.seconds - before)
-        every = max(every, agent.governor.every)
+        every = max(every, agent.own_time.governor.every)
     agent.close()
     return {"wall": statistics.median(wall[10:]), "own": statistics.median(own[10:]), "every": every}
 
