@@ -16,6 +16,7 @@ from typing import Any
 from grpo_sentinel.errors import HistoryError
 from grpo_sentinel.history.codec import finding_from, halt_from, rank_status_from, unpack_ids, unpack_values
 from grpo_sentinel.history.database import DatabaseError, open_reader
+from grpo_sentinel.history.rollup import LEVELS
 from grpo_sentinel.history.series import Series, read_series
 from grpo_sentinel.records import EventRecord, Finding, FindingState, Kind, Mode, Sample, StepRecord
 from grpo_sentinel.views import Cursor, HaltStatus, RankStatus, Snapshot
@@ -39,6 +40,14 @@ class RunInfo:
     context: Mapping[str, Any] = field(default_factory=dict)
 
 
+# One look-up per layout: SELECT DISTINCT would walk over every rollup of the run.
+_LAYOUTS = """
+WITH RECURSIVE known (layout) AS (
+    SELECT min(layout) FROM rollups WHERE run=:run
+    UNION ALL
+    SELECT (SELECT min(layout) FROM rollups WHERE run=:run AND layout>known.layout) FROM known WHERE layout IS NOT NULL)
+SELECT layout FROM known WHERE layout IS NOT NULL
+"""
 _RUNS = "SELECT run_id, parent_run_id, node, world_size, started_ns, seen_ns, context FROM runs"
 
 
@@ -68,6 +77,7 @@ class HistoryReader:
         self._layouts: dict[int, tuple[str, ...]] = {}
         version = self.query("PRAGMA user_version")[0][0]
         self._began = "max(began_ns, started_ns)" if version >= 2 else "started_ns"  # an old file is read as it is
+        self.levels = LEVELS if version >= 3 else 1
 
     def close(self) -> None:
         """Let go of the file."""
@@ -80,7 +90,7 @@ class HistoryReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def query(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def query(self, sql: str, parameters: tuple[Any, ...] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Run one SELECT; all rows at once, so no read transaction stays open."""
         with self._lock:
             try:
@@ -286,7 +296,7 @@ class HistoryReader:
     def signals(self, run_id: str) -> list[str]:
         """Names of the signals that the ranks of a run recorded."""
         run = self.run_key(run_id)
-        layouts = {row[0] for row in self.query("SELECT DISTINCT layout FROM rollups WHERE run=?", (run,))}
+        layouts = {layout for (layout,) in self.query(_LAYOUTS, {"run": run})}
         for (rank,) in self.query("SELECT rank FROM ranks WHERE run=?", (run,)):
             rows = self.query(
                 "SELECT layout FROM records WHERE run=? AND rank=? ORDER BY step DESC LIMIT 256", (run, rank)
@@ -304,10 +314,10 @@ class HistoryReader:
         since_step: int = 0,
         until_step: int | None = None,
         mode: Mode = Mode.TRAIN,
-        max_records: int | None = None,
+        max_rows: int | None = None,
     ) -> Series:
         """Read one signal of one rank, thinned by minimum and maximum to `max_points` (see `history.series`)."""
         return read_series(
             self, self.run_key(run_id), rank, signal,
-            max_points=max_points, since_step=since_step, until_step=until_step, mode=mode, max_records=max_records,
+            max_points=max_points, since_step=since_step, until_step=until_step, mode=mode, max_rows=max_rows,
         )  # fmt: skip

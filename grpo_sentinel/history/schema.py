@@ -2,7 +2,7 @@
 
     runs 1─* ranks      newest state and cursor of every rank (the cursor commits together with the records it covers)
     runs 1─* records    one row per push; `layout` names the columns, `data` holds their float64
-    runs 1─* rollups    64 steps of one rank in one row: low, high and non-finite count of every signal
+    runs 1─* rollups    many steps of one rank in one row, by level: low, high and non-finite count of every signal
     runs 1─* events, findings (newest state), transitions (every change), samples, requests
     names, layouts      every signal name and every ordered set of names, stored once
 
@@ -67,6 +67,13 @@ CREATE INDEX requests_by_run ON requests (run, id);
 # Start of the newest processes of the run, wall ns; 0 where no rank has said so.
 _VERSION_2 = "ALTER TABLE runs ADD COLUMN began_ns INTEGER NOT NULL DEFAULT 0"
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
+# Rollups of rollups, see `history.rollup`; those of an older file are folded while it is written.
+_VERSION_3 = """
+ALTER TABLE rollups ADD COLUMN level INTEGER NOT NULL DEFAULT 0;
+DROP INDEX rollups_by_bucket;
+CREATE UNIQUE INDEX rollups_by_bucket ON rollups (run, rank, mode, level, bucket);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
 VERSION = len(MIGRATIONS)
 RUN_TABLES = ("ranks", "records", "rollups", "events", "findings", "transitions", "samples", "requests")

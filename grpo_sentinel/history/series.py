@@ -1,9 +1,10 @@
 """One signal of one rank over a whole run, thinned to a bounded number of points without losing a peak.
 
-    short range   every record                            low = high = value
-    long range    rollups of 64 steps + records after     low, high, non-finite count per group
+    short range   every record                                     low = high = value
+    long range    rollups + what they do not hold yet, from below  low, high, non-finite count per group
 
-Thinning keeps the smallest and the largest value of every group (min/max), so a one-step spike stays visible.
+Thinning keeps the smallest and the largest value of every group (min/max), so a one-step spike stays visible. The
+level of the rollups follows from the range: the rows that are read are bounded, whatever the length of the run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from grpo_sentinel.history.rollup import BUCKET_STEPS, Range, join, widen
+from grpo_sentinel.history.rollup import BUCKET_STEPS, Key, Range, join, steps_of, widen
 from grpo_sentinel.records import Mode
 
 _NUMBER = struct.Struct("<d")
@@ -35,6 +36,8 @@ class Series:
 class Source(Protocol):
     """What `read_series` needs of a reader."""
 
+    levels: int  # of rollups that the file has
+
     def query(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]: ...
 
     def layout(self, layout: int) -> tuple[str, ...]: ...
@@ -50,19 +53,21 @@ def read_series(
     since_step: int = 0,
     until_step: int | None = None,
     mode: Mode = Mode.TRAIN,
-    max_records: int | None = None,
+    max_rows: int | None = None,
 ) -> Series:
     """Read `signal` of one rank; at most `max_points` points when given, every record otherwise.
 
-    A range of more than `max_records` steps is read from rollups, also where its records would give enough points.
+    A range of more than `max_rows` rows is read from a coarser level, also where it gives fewer points.
     """
-    first, last = _span(source, run, rank, since_step, until_step)
+    key = (run, rank, int(mode))
+    first, last, oldest_record = _span(source, key, since_step, until_step)
     points: dict[int, Range] = {}
-    raw_from = first
-    far = max_points is not None and (last - first) / BUCKET_STEPS >= max_points / 6
-    if far or (max_records is not None and last - first >= max_records):
-        raw_from = _add_rollups(source, points, (run, rank, int(mode)), signal, first, last)
-    _add_records(source, points, (run, rank, int(mode)), signal, raw_from, last)
+    at = first
+    pruned = max_points is not None and first // BUCKET_STEPS < oldest_record // BUCKET_STEPS
+    if pruned or _far(last - first, max_points, max_rows):
+        for level in range(_level(last - first, max_points, max_rows, source.levels), -1, -1):
+            at = _add_rollups(source, points, key, level, signal, at, last)
+    _add_records(source, points, key, signal, at, last)
     thinned = _thin(sorted(points.items()), max_points)
     return Series(
         signal=signal,
@@ -74,29 +79,56 @@ def read_series(
     )
 
 
-def _span(source: Source, run: int, rank: int, since: int, until: int | None) -> tuple[int, int]:
-    """Steps that the tables can hold in this range; two look-ups at the ends of each index."""
-    ends = [
-        source.query(f"SELECT {what} FROM {table} WHERE run=? AND rank=?", (run, rank))[0][0]
-        for table, what in (("records", "max(step)"), ("records", "min(step)"), ("rollups", "min(bucket)"))
+def _far(steps: int, max_points: int | None, max_rows: int | None) -> bool:
+    """Tell whether a range is read from rollups: a sixth of the points is then still drawn."""
+    enough = max_points is not None and steps / BUCKET_STEPS >= max_points / 6
+    return enough or (max_rows is not None and steps >= max_rows)
+
+
+def _level(steps: int, max_points: int | None, max_rows: int | None, levels: int) -> int:
+    """Choose the coarsest level that still gives a third of the points, or one whose rows are few enough."""
+    level = 0
+    while level + 1 < levels and (
+        (max_points is not None and steps / steps_of(level + 1) >= max_points / 3)
+        or (max_rows is not None and steps / steps_of(level) >= max_rows)
+    ):
+        level += 1
+    return level
+
+
+def _span(source: Source, key: Key, since: int, until: int | None) -> tuple[int, int, int]:
+    """Steps that the tables can hold in this range, and the oldest that has a record; look-ups at ends of indices."""
+    begin, end = _ends(source, "step", "records", "run=? AND rank=?", key[:2])
+    rolled = f"run=? AND rank=? AND mode=?{_of_level(source, 0)}"
+    first_bucket, last_bucket = _ends(source, "bucket", "rollups", rolled, key)
+    if begin < 0:
+        begin = end = (last_bucket + 1) * BUCKET_STEPS - 1
+    oldest = begin if first_bucket < 0 else min(begin, first_bucket * BUCKET_STEPS)
+    return max(since, oldest), end if until is None else min(until, end), begin
+
+
+def _ends(source: Source, column: str, table: str, where: str, arguments: tuple[int, ...]) -> tuple[int, int]:
+    """Give the lowest and the highest; -1 where there is none."""
+    found = [
+        source.query(f"SELECT {which}({column}) FROM {table} WHERE {where}", arguments) for which in ("min", "max")
     ]
-    if ends[0] is None and ends[2] is None:
-        return since, since - 1
-    if ends[0] is None:
-        last_bucket = source.query("SELECT max(bucket) FROM rollups WHERE run=? AND rank=?", (run, rank))[0][0]
-        ends[0] = (last_bucket + 1) * BUCKET_STEPS - 1
-    oldest = min(x for x in (ends[1], None if ends[2] is None else ends[2] * BUCKET_STEPS) if x is not None)
-    return max(since, oldest), ends[0] if until is None else min(until, ends[0])
+    return tuple(-1 if rows[0][0] is None else int(rows[0][0]) for rows in found)  # type: ignore[return-value]
+
+
+def _of_level(source: Source, level: int) -> str:
+    """Give the condition on the level; a file that knows none has level 0 only."""
+    return f" AND level={level}" if source.levels > 1 else ""
 
 
 def _add_rollups(
-    source: Source, points: dict[int, Range], key: tuple[int, int, int], signal: str, first: int, last: int
+    source: Source, points: dict[int, Range], key: Key, level: int, signal: str, first: int, last: int
 ) -> int:
-    """Add one point per folded bucket; gives the step from which records are needed."""
+    """Add one point per folded bucket; gives the step from which the level below is needed."""
+    size = steps_of(level)
     rows = source.query(
-        "SELECT bucket, layout, data FROM rollups WHERE run=? AND rank=? AND mode=? AND bucket>=? AND bucket<=?"
-        " ORDER BY bucket",
-        (*key, first // BUCKET_STEPS, last // BUCKET_STEPS),
+        f"SELECT bucket, layout, data FROM rollups WHERE run=? AND rank=? AND mode=?{_of_level(source, level)}"
+        " AND bucket>=? AND bucket<=? ORDER BY bucket",
+        (*key, first // size, last // size),
     )
     index, unpack = _Index(source, signal), _NUMBER.unpack_from
     for bucket, layout, data in rows:
@@ -104,13 +136,11 @@ def _add_rollups(
         if place >= 0:
             part = len(data) // 3
             (low,), (high,) = unpack(data, place), unpack(data, part + place)
-            points[bucket * BUCKET_STEPS] = (low, high, int(unpack(data, 2 * part + place)[0]))
-    return (rows[-1][0] + 1) * BUCKET_STEPS if rows else first
+            points[bucket * size] = (low, high, int(unpack(data, 2 * part + place)[0]))
+    return (rows[-1][0] + 1) * size if rows else first
 
 
-def _add_records(
-    source: Source, points: dict[int, Range], key: tuple[int, int, int], signal: str, first: int, last: int
-) -> None:
+def _add_records(source: Source, points: dict[int, Range], key: Key, signal: str, first: int, last: int) -> None:
     index, unpack = _Index(source, signal), _NUMBER.unpack_from
     while first <= last:
         rows = source.query(

@@ -142,8 +142,11 @@ class HistoryStore:
             self._counts["dropped_batches_total"] += 1
 
     def _flush_if_due(self) -> None:
-        if self._clock.monotonic_ns() >= self._next_flush_ns and (self._pending or self._idle):
+        if self._clock.monotonic_ns() >= self._next_flush_ns and self._work():
             self._commit()
+
+    def _work(self) -> bool:
+        return bool(self._pending or self._idle) or self._writer.behind
 
     def _commit(self) -> bool:
         now = self._clock.monotonic_ns()
@@ -152,7 +155,7 @@ class HistoryStore:
                 self._release()
             if self._db is None:
                 self._open()
-            if self._pending or self._idle:
+            if self._work():
                 self._write_pending()
             self._prune(now)
         except (database.DatabaseError, HistoryError) as error:

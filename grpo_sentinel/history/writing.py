@@ -24,6 +24,11 @@ class RowWriter:
         self._entities: dict[tuple[str, str, str], int] = {}
         self._rollups = Rollups(connection, self.layout_id)
 
+    @property
+    def behind(self) -> bool:
+        """Tell whether there is work though no record comes: rollups that an older file lacks."""
+        return self._rollups.behind
+
     def forget(self) -> None:
         """Drop every cached id."""
         for cache in (self._runs, self._contexts, self._names, self._layouts, self._entities):

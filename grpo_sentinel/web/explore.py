@@ -23,15 +23,11 @@ from grpo_sentinel.web.state import WebState
 
 MOST_RANKS = 256
 MOST_COLUMNS = 240
-MOST_GROUPS = 16_384
-"""Groups of 64 steps that one map may read: 8 ranks over a week are 15,000. More ranks are shown over fewer steps."""
-
-MOST_RECORDS = 16_384
-"""Records that one map may read where it looks closer than groups of steps."""
+MOST_ROWS = 16_384
+"""Records, or groups of steps, that one map may read; with many ranks the groups are the longer."""
 
 MOST_MINUTES, MOST_READINGS = 360, 10_000
 
-_GROUP_STEPS = 64
 _END = 2**62
 
 
@@ -134,17 +130,12 @@ def over_time(points: Sequence[tuple[int, float]], most: int = 500) -> dict[str,
 def _over_steps(
     reader: HistoryReader, run_id: str, ranks: list[int], signal: str, span: tuple[int, int], columns: int, mode: Mode
 ) -> Heat:
-    """Read a bounded part of the history: as many of the newest steps of `span` as all ranks together may cost."""
+    """Read the steps of `span` of all ranks, as closely as a bounded number of rows allows."""
     since, until = span
-    most = max(columns, MOST_GROUPS // max(1, len(ranks)) * _GROUP_STEPS)
-    note = ""
-    if until - since >= most:
-        since = until - most + 1
-        note = f"the newest {most} steps; zoom in to see others"
     window = {"since_step": since, "until_step": until, "max_points": columns}
-    window["max_records"] = max(_GROUP_STEPS, MOST_RECORDS // max(1, len(ranks)))
+    window["max_rows"] = MOST_ROWS // max(1, len(ranks))
     lines = {rank: reader.series(run_id, rank, signal, mode=mode, **window) for rank in ranks}
-    return by_step(lines, columns, note)
+    return by_step(lines, columns)
 
 
-__all__ = ["MOST_GROUPS", "MOST_RANKS", "Explore"]
+__all__ = ["MOST_RANKS", "MOST_ROWS", "Explore"]

@@ -76,12 +76,12 @@ def by_signal(ranks: Ranks, most: int = MOST_SIGNALS) -> Heat:
     )
 
 
-def by_step(lines: Mapping[int, Series], columns: int, note: str = "") -> Heat:
+def by_step(lines: Mapping[int, Series], columns: int) -> Heat:
     """Compare one signal of all ranks over the steps of `lines`, in at most `columns` groups of steps."""
     order = tuple(sorted(lines))
     ends = [(line.steps[0], line.steps[-1]) for line in lines.values() if line.steps]
     if not ends:
-        return Heat(by="step", columns=(), ranks=order, deviations=(), values=(), reference="", note=note)
+        return Heat(by="step", columns=(), ranks=order, deviations=(), values=(), reference="")
     first, last = min(low for low, _ in ends), max(high for _, high in ends)
     width = max(_spacing(lines.values()), math.ceil((last - first + 1) / max(1, columns)))
     count = (last - first) // width + 1
@@ -107,7 +107,6 @@ def by_step(lines: Mapping[int, Series], columns: int, note: str = "") -> Heat:
         deviations=tuple([deviation for deviation, _ in row] for row in cells),
         values=tuple([value for _, value in row] for row in cells),
         reference=reference,
-        note=note,
     )
 
 

@@ -93,16 +93,20 @@ def test_a_group_with_a_nan_is_not_finite_and_no_steps_give_an_empty_map() -> No
     assert by_step({0: Series(signal="policy.loss", rank=0)}, 10).columns == ()
 
 
-def test_the_map_of_many_ranks_reads_a_bounded_part_of_a_long_run_and_says_so(tmp_path, monkeypatch) -> None:
+def test_the_map_of_many_ranks_shows_the_whole_of_a_long_run_in_groups_of_more_steps(tmp_path, monkeypatch) -> None:
+    from grpo_sentinel.history import rollup, series
     from grpo_sentinel.web import explore
     from grpo_sentinel.web.past import Past
     from grpo_sentinel.web.state import WebState
 
-    monkeypatch.setattr(explore, "MOST_GROUPS", 8)
+    for module, name, value in ((rollup, "BUCKET_STEPS", 4), (series, "BUCKET_STEPS", 4), (rollup, "FAN_IN", 2)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(explore, "MOST_ROWS", 64)
     file = tmp_path / "history.sqlite"
     store = HistoryStore(file, clock=ManualClock())
     for rank in range(4):
         store.write(batch(*(record(step, rank, {"policy.loss": 1.0 + rank}) for step in range(1, 1001))))
+    for _ in range(20):
         store.flush()
     store.close()
     snapshot = Snapshot(run_id=RUN, ranks={rank: status(rank, last_step=1000) for rank in range(4)})
@@ -112,11 +116,11 @@ def test_the_map_of_many_ranks_reads_a_bounded_part_of_a_long_run_and_says_so(tm
     )  # fmt: skip
 
     def asked(**query: str) -> dict:
-        request = SimpleNamespace(query_params={"by": "step", "signal": "policy.loss", "columns": "16", **query})
+        request = SimpleNamespace(query_params={"by": "step", "signal": "policy.loss", "columns": "24", **query})
         return json.loads(explore.Explore(state, Past(state)).heat(request).body)
 
     heat = asked()
-    assert heat["columns"][0] > 800
-    assert "the newest 128 steps" in heat["note"]
-    heat = asked(since="100", until="200")
-    assert (heat["note"], heat["columns"][0]) == ("", 100)
+    assert heat["columns"] == list(range(0, 1000, 64)), "of the whole run, though nobody may read all of it closer"
+    assert heat["note"] == ""
+    assert [row[3] for row in heat["values"]] == [1.0, 2.0, 3.0, 4.0]
+    assert asked(since="96", until="200")["columns"] == list(range(96, 201, 8))
