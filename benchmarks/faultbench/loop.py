@@ -229,7 +229,7 @@ class Loop:
         scores: dict[str, Any] = {}
         extra: dict[str, float] = {}
         with self.agent.phase("reward"):
-            calls = self.agent.observer.reward_calls.measure if self.attach else lambda name: contextlib.nullcontext()
+            calls = self.agent.observer.rewards.calls.measure if self.attach else lambda name: contextlib.nullcontext()
             for name, function in self.scorers.items():
                 with calls(name):
                     scores[name] = self.sites.pass_through(

@@ -211,8 +211,8 @@ class Agent(Observations):
             self.guard.essential("capture", self.capture.voted, outcome)
         elif self.capture is None and self.desk.evidence is not None:
             self.guard.essential("halt", self.desk.evidence_failed, "capturing is off (agent.capture)")
-        if outcome.skip and not self._optimizers.attached and self.observer.source is None:
-            self.observer.drop_gradients()  # no torch optimizer to hook: the gate closes here
+        if outcome.skip and not self._optimizers.attached and self.observer.model.source is None:
+            self.observer.model.drop_gradients()  # no torch optimizer to hook: the gate closes here
         self.leave(Phase.VOTE)
         return outcome
 

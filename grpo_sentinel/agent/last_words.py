@@ -44,7 +44,7 @@ class LastWords:
         agent.event("exception", {**body, "phase": phase, "traceback": short_traceback(error)[-900:]})
 
     def _look_at_weights(self) -> None:
-        names = nonfinite_weights(self._agent.observer.watched()[0])
+        names = nonfinite_weights(self._agent.observer.model.parameters)
         if names:
             body = {"where": "weights", "names": names[:_NAMES], "count": len(names), "seen_at": "exception"}
             self._agent.event("nonfinite", body)

@@ -89,7 +89,7 @@ class Observations:
         if not self.observer.recording:
             return
         details = arguments.known(self.guard, "observe_rewards", details, REWARD_NAMES)
-        values = self.guard.run("reward", self.observer.rewards, rewards, details)
+        values = self.guard.run("reward", self.observer.scores, rewards, details)
         if values:
             if self.capture is not None:
                 self.guard.essential("capture", self.capture.rewards, values, rewards)
@@ -102,7 +102,7 @@ class Observations:
         """Time the call of a reward function, count it as failed when it raises: `with agent.scoring("accuracy"):`."""
         self.enter(Phase.REWARD)
         try:
-            with self.observer.reward_calls.measure(arguments.text(func)):
+            with self.observer.rewards.calls.measure(arguments.text(func)):
                 yield
         finally:
             self.leave(Phase.REWARD)

@@ -83,7 +83,7 @@ class StepRecorder:
             outcome=outcome,
             norm=self.vote.global_norm,
             applied=applied,
-            mismatched=self.vote.mismatched if outcome.voted and self.observer.replicated else None,
+            mismatched=self.vote.mismatched if outcome.voted and self.observer.model.replicated else None,
             elapsed=self.clock.elapsed(),
             arrival=self.clock.arrival or 0.0,
             phases=self.phases.take(),

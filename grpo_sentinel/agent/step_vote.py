@@ -67,7 +67,7 @@ class StepVote:
             request_id=word.request_id if word is not None else 0,
             digest=digest,
             vitals=vitals,
-            copies=self._observer.copies if self.norm is None and self._observer.sharded else 0,
+            copies=self._observer.model.copies if self.norm is None and self._observer.model.sharded else 0,
         )
         self._guard.charge(time.perf_counter() - started - outcome.wait_seconds)
         self.outcome = outcome
@@ -82,7 +82,7 @@ class StepVote:
             return self.norm  # some engines say it only after their step
         if self.outcome is None:
             return None
-        known = self.norm is not None or not self._observer.sharded or self.outcome.summed
+        known = self.norm is not None or not self._observer.model.sharded or self.outcome.summed
         return self.outcome.norm if known else None
 
     def next_step(self) -> None:
@@ -113,7 +113,7 @@ class StepVote:
         faulty = spikes or (outcome.flag == NONFINITE and not outcome.by_scaler)
         if faulty and self._settings.local_gradients == "on_anomaly":
             self._guard.run("local gradients", self._observer.arm_local_gradients)
-        mismatched = self._observer.replicated and (outcome.norms_differ or outcome.digests_differ)
+        mismatched = self._observer.model.replicated and (outcome.norms_differ or outcome.digests_differ)
         if mismatched and not self.mismatched:
             what = "gradient norms" if outcome.norms_differ else "parameters"
             body = {"what": "replica_mismatch", "of": what, "norm_min": outcome.norm_min, "norm_max": outcome.norm_max}

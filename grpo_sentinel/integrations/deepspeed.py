@@ -72,9 +72,9 @@ def watch_engine(agent: Agent, engine: Any, patches: Patches) -> None:
     """Wrap `engine.step` and put the gate on the inner optimizer."""
     stage = engine.zero_optimization_stage()
     agent.watch(model=engine.module, replicated=stage == 0 and engine.dp_world_size > 1)
-    agent.observer.source = EngineSource(engine)
-    agent.observer.sharded = stage > 0
-    agent.observer.copies = int(engine.dp_world_size == agent.core.world)  # with other parallelism: not known
+    agent.observer.model.source = EngineSource(engine)
+    agent.observer.model.sharded = stage > 0
+    agent.observer.model.copies = int(engine.dp_world_size == agent.core.world)  # with other parallelism: not known
     agent.observe_optimizer(engine=engine, scheduler=engine.lr_scheduler)
     agent.core.scaled = bool(engine.fp16_enabled() and engine.dynamic_loss_scale())
     inner = innermost(engine.optimizer)

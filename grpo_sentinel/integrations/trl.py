@@ -171,13 +171,13 @@ class GrpoFeed(TrainerFeed):
                 self.patches.wrap(function, "forward", self._measured(name))
                 functions.append(function)
             elif asyncio.iscoroutinefunction(function) or asyncio.iscoroutinefunction(type(function).__call__):
-                functions.append(timed_coroutine(function, self.agent.observer.reward_calls, name))
+                functions.append(timed_coroutine(function, self.agent.observer.rewards.calls, name))
             else:
                 functions.append(self._measured(name)(function))
         self.patches.set(self.trainer, "reward_funcs", functions)
 
     def _measured(self, name: str) -> Callable[[Method], Method]:
-        guard, calls = self.agent.guard, self.agent.observer.reward_calls
+        guard, calls = self.agent.guard, self.agent.observer.rewards.calls
 
         def wrapper(method: Method) -> Method:
             @functools.wraps(method)

@@ -189,7 +189,7 @@ def test_a_cheap_enough_agent_is_never_thinned(loop):
 
 
 def test_without_a_ring_nothing_is_read_but_the_gate_still_judges(tmp_path, monkeypatch):
-    from grpo_sentinel.agent import entry, observing, update_probes
+    from grpo_sentinel.agent import entry, observing, reward_reading, update_probes
 
     def full(*args, **kwargs):
         raise OSError("no space left")
@@ -197,7 +197,8 @@ def test_without_a_ring_nothing_is_read_but_the_gate_still_judges(tmp_path, monk
     def never(*args, **kwargs):
         raise AssertionError("read for nobody")
 
-    for probe in (observing.gradient_probe, observing.policy_probe, observing.data_probe, observing.reward_probe):
+    probes = observing.gradient_probe, observing.policy_probe, observing.data_probe, reward_reading.reward_probe
+    for probe in probes:
         monkeypatch.setattr(probe, "observe", never)
     monkeypatch.setattr(update_probes.OptimizerProbe, "after_step", never)
     monkeypatch.setattr(observing.MemoryProbe, "observe", never)

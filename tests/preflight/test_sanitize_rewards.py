@@ -80,5 +80,5 @@ def test_an_attached_agent_pushes_the_counts_as_a_signal() -> None:
     from grpo_sentinel.agent.settings import Settings
 
     sanitize_rewards([math.nan, 9.0], high=1.0, name="judge")
-    values = Observer(Settings(), Guard()).rewards(torch.tensor([[1.0], [0.0]]), {"func_names": ["judge"]})
+    values = Observer(Settings(), Guard()).scores(torch.tensor([[1.0], [0.0]]), {"func_names": ["judge"]})
     assert values["reward.func_sanitized[judge]"] == 2.0

@@ -142,7 +142,7 @@ class Capture:
         if self._trace is not None:
             self._trace.stop()
         facts = {"error": f"{type(error).__name__}: {error}"[:500], "raised_in": where}
-        device = self._agent.observer.device
+        device = self._agent.observer.model.device
         if device is None or device.type == "cpu":
             self._fault("exception", facts)
             return
@@ -211,11 +211,11 @@ class Capture:
             contents.facts["norm_preclip"] = _plain(found.values.get("gradient.norm_local", math.nan))
             named = tuple(name for one in found.nonfinite for name in one.names)
             contents.facts["nonfinite_gradients"] = list(named[:64])
-        if agent.observer.replicated and agent.core.rank > 0:
+        if agent.observer.model.replicated and agent.core.rank > 0:
             contents.omit("gradient", "replicas hold the same; see rank 0")
             return
-        contents.add_gradients(agent.observer.held(), named)
-        contents.add_weights(agent.observer.watched()[0])
+        contents.add_gradients(agent.observer.model.gradients(), named)
+        contents.add_weights(agent.observer.model.parameters)
 
     def _facts(self, step: int, reason: str) -> dict[str, Any]:
         agent = self._agent
