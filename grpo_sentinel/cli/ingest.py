@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.wording import counted
 
 if TYPE_CHECKING:
     from grpo_sentinel.cli.log_watch import LogWatch
@@ -82,7 +83,7 @@ def ingest(
             if server is not None:
                 server.stop()
     if not as_json:
-        click.echo(f"{watch.steps} steps read", err=True)
+        click.echo(f"{counted(watch.steps, 'step')} read", err=True)
     return 1 if worst > Severity.NOTE else 0
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from grpo_sentinel.wording import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -129,8 +131,8 @@ def _print(outcomes: Sequence[Outcome], with_walk: bool = False) -> None:
         steps = "no steps" if outcome.first_step is None else f"steps {outcome.first_step} to {outcome.last_step}"
         profiles = f", profiles {', '.join(outcome.profiles)}" if outcome.profiles else ""
         console.print(
-            f"{source.name}: {source.kind}, {outcome.frames} frames, {steps}{profiles}; "
-            f"{outcome.judging} rules could judge",
+            f"{source.name}: {source.kind}, {counted(outcome.frames, 'frame')}, {steps}{profiles}; "
+            f"{counted(outcome.judging, 'rule')} could judge",
             markup=False,
         )
         if outcome.findings:

@@ -10,6 +10,7 @@ import click
 import yaml
 
 from grpo_sentinel.errors import ConfigError, SentinelError
+from grpo_sentinel.wording import counted
 
 if TYPE_CHECKING:
     from grpo_sentinel.rules import Rule, RuleSet
@@ -96,7 +97,7 @@ def _print_list(shown: Sequence[Rule], off: dict[str, str]) -> None:
         )  # fmt: skip
     console = plain_console()
     console.print(table)
-    console.print(f"{len(shown)} rules")
+    console.print(counted(len(shown), "rule"))
 
 
 def _body(rule: Rule, off: dict[str, str]) -> dict[str, Any]:
@@ -242,7 +243,7 @@ def profile_text(found: Calibration) -> str:
     """Write a calibration as a profile, with what it costs as comments."""
     body: dict[str, Any] = {
         "name": "calibrated",
-        "help": f"Fitted to {found.steps} healthy steps of {found.runs} runs, {found.budget:g} alarms per 1,000 steps.",
+        "help": f"Fitted to {_basis(found)}, {found.budget:g} alarms per 1,000 steps.",
     }
     if found.disabled:
         body["disable"] = dict(found.disabled)
@@ -264,14 +265,18 @@ def _cost_lines(found: Calibration) -> list[str]:
     return out
 
 
+def _basis(found: Calibration) -> str:
+    return f"{counted(found.steps, 'healthy step')} of {counted(found.runs, 'run')}"
+
+
 def _steps(delay: int | None) -> str:
-    return "not at all" if delay is None else f"{delay} step{'s' if delay != 1 else ''}"
+    return "not at all" if delay is None else counted(delay, "step")
 
 
 def _print_calibration(found: Calibration, output: Path | None, text: str) -> None:
     rate = 1000 / found.steps
     click.echo(
-        f"{found.steps} healthy steps of {found.runs} runs: {found.alarms_before} alarms "
+        f"{_basis(found)}: {counted(found.alarms_before, 'alarm')} "
         f"({found.alarms_before * rate:.3g} per 1,000 steps), budget {found.budget:g}"
     )
     for line in _cost_lines(found):
@@ -279,9 +284,11 @@ def _print_calibration(found: Calibration, output: Path | None, text: str) -> No
     for name, why in found.disabled.items():
         click.echo(f"  {name}: switched off, it {why}")
     for name, count in found.exact.items():
-        click.echo(f"  {name}: {count} alarms; it decides by a bound and is not loosened: is that run healthy?")
+        click.echo(
+            f"  {name}: {counted(count, 'alarm')}; it decides by a bound and is not loosened: is that run healthy?"
+        )
     click.echo(
-        f"left: {found.alarms_after} alarms ({found.alarms_after * rate:.3g} per 1,000 steps, "
+        f"left: {counted(found.alarms_after, 'alarm')} ({found.alarms_after * rate:.3g} per 1,000 steps, "
         f"with 95 % certainty below {found.certain:.3g})"
     )
     if found.certain > found.budget:

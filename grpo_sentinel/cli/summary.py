@@ -16,6 +16,7 @@ from grpo_sentinel.incidents.places import ARCHIVE, archives, bundles, incidents
 from grpo_sentinel.protocol import RankReader, list_segments
 from grpo_sentinel.records import Finding, FindingState, HaltState, Severity
 from grpo_sentinel.views import chains
+from grpo_sentinel.wording import counted
 
 _MOST_FINDINGS = 5
 
@@ -143,5 +144,4 @@ def _count(told: list[Finding]) -> str:
     if not told:
         return "nothing above a note was found"
     roots = len(chains(told))
-    found = f"{len(told)} finding{'s' if len(told) > 1 else ''}"
-    return f"{found} with {roots} root cause{'s' if roots != 1 else ''}"
+    return f"{counted(len(told), 'finding')} with {counted(roots, 'root cause')}"

@@ -34,6 +34,7 @@ from grpo_sentinel.views import RankStatus, SinkBatch
 from grpo_sentinel.web.app import build_app
 from grpo_sentinel.web.server import WebServer
 from grpo_sentinel.web.state import AlertActions, WebState
+from grpo_sentinel.wording import counted
 
 MIN_TOKEN = 16  # characters of a token that a person chose
 
@@ -215,7 +216,7 @@ def stack_taker(directory: Path, target: Path, background: Background, clock: Cl
         def job() -> None:
             write_stacks(ranks, directory, path, why, lambda identity, number: send(mark_of_rank(identity), number))
 
-        background.submit(f"taking the stacks of {len(ranks)} ranks", job)
+        background.submit(f"taking the stacks of {counted(len(ranks), 'rank')}", job)
         return str(path)
 
     return take

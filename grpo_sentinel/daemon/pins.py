@@ -18,6 +18,7 @@ from grpo_sentinel.daemon.background import Background
 from grpo_sentinel.halting.checkpoints import Checkpoint, check_finite, newest_before, scan_directory, step_of
 from grpo_sentinel.halting.pin import PINNED_NAME, pin, remove
 from grpo_sentinel.records import Action, EventRecord, Finding, FindingState, Severity
+from grpo_sentinel.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def _numbers(path: Path) -> tuple[str, str]:
         return f"is damaged ({error})", ""
     if report.nonfinite:
         name, count = next(iter(report.nonfinite.items()))
-        return f"holds {count} non-finite values in {name}", ""
+        return f"holds {counted(count, 'non-finite value')} in {name}", ""
     return "", "all its weights are finite" if report.finite else "its weights could not all be read"
 
 

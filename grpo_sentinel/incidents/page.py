@@ -19,6 +19,7 @@ from grpo_sentinel.incidents.report import (
     walk_rows,
 )
 from grpo_sentinel.records import Severity
+from grpo_sentinel.wording import counted
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
@@ -89,7 +90,7 @@ def _plots(source: Source, digest: Digest) -> str:
 
 def _contents(source: Source, digest: Digest) -> str:
     steps = ", ".join(f"rank {rank}: {first} to {last}" for rank, (first, last) in sorted(digest.steps.items()))
-    lines = [f"steps: {digest.records:,} records ({steps or 'none'})"]
+    lines = [f"steps: {counted(digest.records, 'record')} ({steps or 'none'})"]
     lines += [f"{one.what}: {one.name}" for one in source.attached]
     lines += [f"not here: {what}: {why}" for what, why in source.missing.items()]
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"

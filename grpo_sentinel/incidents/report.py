@@ -11,6 +11,7 @@ from grpo_sentinel import views
 from grpo_sentinel.incidents.digest import LAYERS, QUESTIONS, Answer, Digest
 from grpo_sentinel.incidents.model import About, Source
 from grpo_sentinel.records import Finding, FindingState
+from grpo_sentinel.wording import counted
 
 
 def facts(source: Source) -> list[tuple[str, str]]:
@@ -98,7 +99,7 @@ def markdown(source: Source, digest: Digest) -> str:
     out += table(("rank", "host", "state", "newest step", "phase"), rank_rows(source))
     out += ["", "## In this bundle", ""]
     steps = ", ".join(f"rank {rank}: {first} to {last}" for rank, (first, last) in sorted(digest.steps.items()))
-    out.append(f"- steps: {digest.records:,} records ({steps or 'none'})")
+    out.append(f"- steps: {counted(digest.records, 'record')} ({steps or 'none'})")
     out += [f"- {cell(one.what)}: `{cell(one.name)}`" for one in source.attached]
     out += [f"- not here: {cell(what)}: {cell(why)}" for what, why in source.missing.items()]
     return "\n".join(out) + "\n"

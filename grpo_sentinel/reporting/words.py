@@ -12,6 +12,7 @@ from grpo_sentinel.incidents.report import finding_line
 from grpo_sentinel.records import Finding, HaltState, Severity
 from grpo_sentinel.reporting.gather import Plot, RunReport
 from grpo_sentinel.reporting.sparkline import sparkline, thinned
+from grpo_sentinel.wording import counted
 
 VALUE_HEAD = ("signal", "unit", "first", "last", "lowest", "highest", "not finite")
 RANK_HEAD = ("rank", "host", "state", "newest step", "phase")
@@ -24,12 +25,12 @@ def headline(report: RunReport) -> str:
     """What came of the run, in one sentence."""
     told = chains(report)
     grave = [root for root, chain in told if any(one.severity is Severity.CRITICAL for one in (root, *chain))]
-    steps = f"{max((status.last_step for status in report.ranks.values()), default=0):,} steps"
+    steps = counted(max((status.last_step for status in report.ranks.values()), default=0), "step")
     if grave:
         first = grave[0]
         return f"{steps}; wrong first in the {first.layer} layer, from step {first.onset_step}: {first.message}."
     if told:
-        return f"{steps}; {len(told)} warning{'s' if len(told) > 1 else ''}, nothing critical."
+        return f"{steps}; {counted(len(told), 'warning')}, nothing critical."
     return f"{steps}; nothing above a note was found."
 
 

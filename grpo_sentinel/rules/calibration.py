@@ -25,6 +25,7 @@ from grpo_sentinel.rules.engine import Engine
 from grpo_sentinel.rules.load import override_rule
 from grpo_sentinel.rules.robust import MAD_TO_SIGMA, mad, median
 from grpo_sentinel.rules.rule import Rule, RuleSet
+from grpo_sentinel.wording import counted
 
 LEVELS = 8
 TIGHTEN = 2
@@ -112,7 +113,8 @@ def calibrate(rules: RuleSet, runs: Sequence[Run], budget: float, *, tighten: bo
         if not level:
             continue
         if level > LEVELS or level not in levels[rule.name]:
-            disabled[rule.name] = f"fires {alarms[rule.name]} times in {steps} healthy steps, also with wide thresholds"
+            often = counted(alarms[rule.name], "time")
+            disabled[rule.name] = f"fires {often} in {counted(steps, 'healthy step')}, also with wide thresholds"
             continue
         given = loosened(rule, level)
         changes.append(

@@ -15,6 +15,7 @@ from typing import Any
 from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.rules.detectors import KINDS, detector_class
 from grpo_sentinel.rules.load import load_rules, read_mapping
+from grpo_sentinel.rules.message import in_general
 from grpo_sentinel.rules.profiles import builtin_profiles
 from grpo_sentinel.rules.rule import Rule
 
@@ -56,8 +57,9 @@ rules:
     remedies: ["Go back to the checkpoint before the onset."]
 ```
 
-Message fields: value, limit, step, onset, ranks, subject, signal, detail. A quantity is a signal, a number, or several
-joined by `+ - * /` between blanks, left to right. `signal[*]` runs the rule once per label.
+Message fields: value, percent, limit, step, onset, ranks, subject, signal, detail. `{value:row has|rows have}` gives
+the number with words that agree with it, `{ranks:comes|come}` the ranks with theirs. A quantity is a signal, a number,
+or several joined by `+ - * /` between blanks, left to right. `signal[*]` runs the rule once per label.
 
 Keys of OpenRLHF are written as its flat arguments; versions that group them take `--actor.adam.lr` for
 `--actor_learning_rate`, `--algo.kl.init_coef` for `--init_kl_coef`, `--rollout.n_samples_per_prompt`,
@@ -134,7 +136,7 @@ def _layer(layer: str, rules: Iterable[Rule]) -> str:
 
 
 def _detail(rule: Rule) -> list[str]:
-    lines = [f"### {rule.name}", "", f"{rule.severity.name.capitalize()}: {rule.message}", "", rule.why, ""]
+    lines = [f"### {rule.name}", "", f"{rule.severity.name.capitalize()}: {in_general(rule.message)}", "", rule.why, ""]
     lines += [f"- try: {remedy}" for remedy in rule.remedies]
     lines += [f"- fires when: `{spec_words(rule.detect)}`, for {rule.persistence}; action {_action(rule)}"]
     if rule.when:

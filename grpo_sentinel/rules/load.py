@@ -8,7 +8,6 @@ from dataclasses import replace
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 import yaml
@@ -17,6 +16,7 @@ from grpo_sentinel.catalog import LAYERS, signal_of
 from grpo_sentinel.config import HaltingConfig, RuleOverride, RulesConfig
 from grpo_sentinel.errors import ConfigError
 from grpo_sentinel.records import Action, Severity
+from grpo_sentinel.rules.message import problem_of
 from grpo_sentinel.rules.parameters import ParameterError, build
 from grpo_sentinel.rules.rule import MODES, SCOPES, Rule, RuleSet
 from grpo_sentinel.settings_file import line_of, refuse_multiplied
@@ -26,7 +26,6 @@ _OPTIONAL = (
     "layer", "scope", "mode", "when", "unless", "for", "resolve_after", "cooldown", "bound", "outcome", "attribution",
     "enabled", "action", "reference", "false_alarm_budget",
 )  # fmt: skip
-_FIELDS = ("value", "percent", "limit", "step", "onset", "ranks", "subject", "signal", "detail")
 _TUNABLE = {"for", "resolve_after", "cooldown"}  # parameters of an override that belong to the rule, not the detector
 
 
@@ -285,13 +284,8 @@ def _strings(value: Any, key: str) -> tuple[str, ...]:
 
 
 def _template(value: Any) -> str:
-    """Check a message: only plain `{field}` of the known fields, so that no attribute can be reached."""
     text = str(value).strip()
-    try:
-        parts = list(Formatter().parse(text))
-    except ValueError as error:
-        raise ParameterError(f"not a message template ({error})", ("message",)) from None
-    for _, name, spec, conversion in parts:
-        if name is not None and (name not in _FIELDS or spec or conversion):
-            raise ParameterError(f"{{{name}}} is no plain field; known are {', '.join(_FIELDS)}", ("message",))
+    problem = problem_of(text)
+    if problem:
+        raise ParameterError(problem, ("message",))
     return text

@@ -9,6 +9,7 @@ from itertools import pairwise
 from grpo_sentinel.rules.expression import Expression
 from grpo_sentinel.rules.robust import median
 from grpo_sentinel.rules.view import FINE, Verdict, View, unable
+from grpo_sentinel.wording import counted
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Trend:
         rising = all(a[1] < b[1] for a, b in pairwise(self._medians))
         if not rising or first[1] <= 0 or last[1] < self.ratio * first[1]:
             return FINE
-        text = f"from {first[1]:.3g} to {last[1]:.3g} in {last[0] - first[0]} steps"
+        text = f"from {first[1]:.3g} to {last[1]:.3g} in {counted(last[0] - first[0], 'step')}"
         return Verdict(
             bad=True,
             clear=False,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from grpo_sentinel.rules.expression import Expression
 from grpo_sentinel.rules.robust import median
 from grpo_sentinel.rules.view import FINE, Verdict, View, unable
+from grpo_sentinel.wording import counted
 
 
 @dataclass
@@ -55,7 +56,8 @@ class Unpaid:
             return FINE
         half = cheap * math.sqrt(dear / cheap)
         onset = max(step for step, price, _ in self._medians if price <= half)
-        text = f"from {cheap:.3g} to {dear:.3g} in {step - since} steps, {self.gain.text} from {poor:.3g} to {rich:.3g}"
+        price, gain = f"from {cheap:.3g} to {dear:.3g}", f"from {poor:.3g} to {rich:.3g}"
+        text = f"{price} in {counted(step - since, 'step')}, {self.gain.text} {gain}"
         return Verdict(
             bad=True,
             clear=False,

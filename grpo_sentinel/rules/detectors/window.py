@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from grpo_sentinel.rules.view import FINE, NEAR, Detector, Get, Verdict, View, unable
+from grpo_sentinel.wording import counted
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Share:
             raise ValueError("expected 0 < share <= 1 and window >= 2")
         self._seen: deque[bool] = deque(maxlen=self.window)
         self._bad = 0
-        self._learning = unable(f"needs {self.window} steps")
+        self._learning = unable(f"needs {counted(self.window, 'step')}")
 
     def update(self, view: View) -> Verdict:
         verdict = self.of.update(view)
@@ -61,7 +62,7 @@ class Count:
         full = len(self._steps) == self.count and view.step - self._steps[0] < self.window_steps
         if not full:
             return verdict if verdict.unable else FINE
-        text = f"{self.count} times within {self._steps[-1] - self._steps[0] + 1} steps"
+        text = f"{counted(self.count, 'time')} within {counted(self._steps[-1] - self._steps[0] + 1, 'step')}"
         return replace(verdict, bad=True, clear=False, unable="", onset=self._steps[0], detail=text)
 
     def blames(self, get: Get) -> bool:
