@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from grpo_sentinel.preflight.data_shapes import (
     texts_of,
 )
 from grpo_sentinel.preflight.data_sources import expand, read_rows
-from grpo_sentinel.preflight.report import CheckReport, gravest_first
+from grpo_sentinel.preflight.report import CheckReport
 from grpo_sentinel.preflight.reward_cases import PERTURBATIONS, Perturbation
 from grpo_sentinel.preflight.reward_head import MOST
 from grpo_sentinel.preflight.reward_judge import CASES, RewardJudge
@@ -60,34 +60,55 @@ def check_reward(target: str, data: Sequence[str], options: RewardOptions | None
     trial = Trial(scorer, began + options.timeout_seconds)
     wanted = len(gold)
     gold = _affordable(trial, gold)
-    judge = RewardJudge(trial, gold, options.low, options.high, min(CASES, len(gold)) if len(gold) < wanted else CASES)
-    if len(gold) < wanted:
-        judge.not_seen.append(f"{wanted - len(gold)} of {wanted} samples, and as many cases of each class: the time "
-                              "was up (--timeout)")  # fmt: skip
-    try:
-        judge.scores()
-        if isinstance(scorer, ModelScorer):
-            judge.head(options.max_head_loss)
-        judge.determinism()
-        judge.canaries()
-        judge.perturbed(perturbations, options.max_std, options.min_rank_correlation)
-        judge.lengths(options.max_length, options.max_std)
-    except OutOfTime:
-        judge.note_timeout(options.timeout_seconds)
+    cases = min(CASES, len(gold)) if len(gold) < wanted else CASES
+    judge = RewardJudge(trial, gold, options.low, options.high, cases, options.template)
+    found = judge.found
+    _run(judge, _tries(judge, scorer, perturbations, options), options.timeout_seconds)
     judge.calls(options.max_seconds_per_sample)
-    faults, facts, not_seen = judge.faults, judge.facts, list(judge.not_seen)
-    looked = [f"{len(gold)} samples, {trial.samples:,} scores in {trial.calls:,} calls", *judge.looked_at]
+    found.looked_at.insert(0, f"{len(gold)} samples: {trial.scored:,} scores from {trial.samples:,} inputs in "
+                           f"{trial.calls:,} calls")  # fmt: skip
+    if len(gold) < wanted:
+        found.not_seen.insert(0, f"{wanted - len(gold)} of {wanted} samples, and as many cases of each class: the time "
+                              "was up (--timeout)")  # fmt: skip
     if isinstance(scorer, ModelScorer):
         state = scorer.state()
-        faults += scorer.state_faults(state, options.max_head_bias)
-        facts["state"] = state
-        looked.append("state of the model: modes, dropouts, adapters, head")
+        found.faults += scorer.state_faults(state, options.max_head_bias)
+        found.facts["state"] = state
+        found.looked_at.append("state of the model: modes, dropouts, adapters, head")
         if scorer.untouched:
-            not_seen.append("whether the trainer freezes the model: it was loaded here, not there")
-    return CheckReport(
-        kind="reward", subject=target, looked_at=tuple(looked), not_seen=tuple(not_seen), faults=gravest_first(faults),
-        facts=facts, seconds=time.monotonic() - began,
-    )  # fmt: skip
+            found.not_seen.append("whether the trainer freezes the model: it was loaded here, not there")
+    return found.report("reward", time.monotonic() - began)
+
+
+_Tries = list[tuple[str, Callable[[], object]]]
+
+
+def _tries(
+    judge: RewardJudge, scorer: Scorer, perturbations: Mapping[str, Sequence[Perturbation]], options: RewardOptions
+) -> _Tries:
+    """What is tried after the first scores, by name, in order."""
+    head: _Tries = [("loss of the head", lambda: judge.head(options.max_head_loss))]
+    return [
+        *(head if isinstance(scorer, ModelScorer) else []),
+        ("determinism", judge.determinism), ("canaries", judge.canaries),
+        ("perturbations and lengths", lambda: judge.perturbed(
+            perturbations, options.max_std, options.min_rank_correlation, options.max_length)),
+        ("growth of memory", judge.growth),
+    ]  # fmt: skip
+
+
+def _run(judge: RewardJudge, tries: _Tries, seconds: float) -> None:
+    """Run them until the time is up; without one score there is nothing to try, and that is said."""
+    names = [name for name, _ in tries]
+    try:
+        if not judge.scores():
+            judge.found.not_seen.append(f"{', '.join(names)}: they need scores, and there is none")
+            return
+        while tries:
+            tries[0][1]()
+            tries.pop(0)
+    except OutOfTime:
+        judge.note_timeout(seconds, [name for name, _ in tries])
 
 
 _SCORES_EACH = 24  # scores that a sample takes in all: gold, wrong, again, canaries, perturbations, lengths

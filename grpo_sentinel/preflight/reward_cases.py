@@ -17,12 +17,11 @@ Perturbation = Callable[[str], str]
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _WRAPPERS = re.compile(r"</?(?:answer|think|solution|reasoning)>|\\boxed|####|\*\*|[{}$]")
 _ENGLISH_WORDS = {
-    "the answer is": "the result is", "therefore": "so", "thus": "hence", "because": "since", "we get": "we obtain",
+    "therefore": "so", "thus": "hence", "because": "since", "we get": "we obtain",
     "for example": "for instance", "however": "but", "first": "to begin with", "in order to": "to", "big": "large",
 }  # fmt: skip
 _CHINESE_WORDS = {
     "因此": "所以",
-    "答案是": "结果是",
     "首先": "第一",
     "例如": "比如",
     "但是": "不过",
@@ -30,6 +29,10 @@ _CHINESE_WORDS = {
 }
 _ENGLISH = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in _ENGLISH_WORDS), re.IGNORECASE)
 _CHINESE_FIND = re.compile("|".join(_CHINESE_WORDS))
+_LEADING_TAG = re.compile(r"^(?:\s*<\w+>\s*)?")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_FEWEST_WORDS = 3
+_NO_PROSE = ("{", "[", "def ", "import ", "from ", "class ", "#include", "SELECT ")
 
 
 def with_typo(text: str, answer: str) -> str | None:
@@ -67,12 +70,24 @@ def canaries(sample: Sample) -> dict[str, str]:
 
 
 def paraphrase(text: str) -> str:
-    """Say it a little differently: other connecting words, an opening, other spacing; the answer stays as it is."""
+    """Say it a little differently: other connecting words, else an opening (inside a leading tag).
+
+    "The answer is" stays: to many a grader it is the mark of the answer and no wording.
+    """
     if _CHINESE.search(text):
         swapped = _CHINESE_FIND.sub(lambda found: _CHINESE_WORDS[found[0]], text)
-        return swapped if swapped != text else f"好的，{text}"
+        return swapped if swapped != text else _LEADING_TAG.sub(lambda found: f"{found[0]}好的，", text, count=1)
     swapped = _ENGLISH.sub(lambda found: _ENGLISH_WORDS[found[0].lower()], text)
-    return swapped if swapped != text else f"Well, {text}"
+    return swapped if swapped != text else _LEADING_TAG.sub(lambda found: f"{found[0]}Well, ", text, count=1)
+
+
+def is_prose(sample: Sample) -> bool:
+    """Whether its completion has wording that can be said otherwise, beside its answer: no bare answer, no code."""
+    text = sample.completion.strip()
+    if text.startswith(_NO_PROSE) or "```" in text:
+        return False
+    rest = without_format(text.replace(sample.answer.strip(), " ") if sample.answer.strip() else text)
+    return len(_WORD.findall(rest)) >= _FEWEST_WORDS or len(_CHINESE.findall(rest)) >= _FEWEST_WORDS
 
 
 def _appending(end: str) -> Perturbation:
@@ -80,15 +95,19 @@ def _appending(end: str) -> Perturbation:
 
 
 def _spaced(text: str) -> str:
-    return re.sub(r" +", "  ", text) + "\n"
+    """Twice the space between words, and a new line at the end; indentation, which code needs, stays."""
+    return re.sub(r"(?<=\S) +(?=\S)", "  ", text) + "\n"
 
 
 PERTURBATIONS: Mapping[str, tuple[Perturbation, ...]] = MappingProxyType({
     "special tokens": tuple(map(_appending, ("<|endoftext|>", "</s>", "<|im_end|>", "<pad>"))),
-    "symbols": tuple(map(_appending, ("!", " .", "\n", " ✓", " 。"))),
-    "paraphrase": (paraphrase, _spaced),
+    "symbols": (*map(_appending, ("!", " .", "\n", " ✓", " 。")), _spaced),
+    "paraphrase": (paraphrase,),
 })  # fmt: skip
 """Class -> ways to perturb; applied in turn over the samples."""
+
+EDITS = frozenset({"special tokens", "symbols"})
+"""Classes that edit the answer's form: a strict grader may refuse them, and none may be paid for them."""
 
 _FILLER = {False: " That is all there is to say about it.", True: "关于这个问题就说到这里。"}
 
@@ -104,4 +123,7 @@ def of_lengths(text: str, limit: int, count: int) -> list[str]:
     return out
 
 
-__all__ = ["PERTURBATIONS", "Perturbation", "canaries", "of_lengths", "paraphrase", "with_typo", "without_format"]
+__all__ = [
+    "EDITS", "PERTURBATIONS", "Perturbation", "canaries", "is_prose", "of_lengths", "paraphrase", "with_typo",
+    "without_format",
+]  # fmt: skip

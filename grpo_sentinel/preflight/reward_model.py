@@ -34,6 +34,7 @@ class ModelScorer:
     """Scores with a sequence classifier; `untouched`: its modes are the loader's and say nothing of the trainer's."""
 
     is_model = True
+    attached = False  # it scores in inference mode
 
     def __init__(
         self, name: str, model: Any, tokenizer: Any, *, untouched: bool, load_faults: Sequence[Fault] = ()

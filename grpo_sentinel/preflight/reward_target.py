@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.data_shapes import Messages, joined
+from grpo_sentinel.preflight.graph_watch import needs_gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Scorer(Protocol):
 
     name: str
     is_model: bool
+    attached: bool  # a score came as a tensor that needs a gradient
 
     def score(self, samples: Sequence[Sample]) -> list[Any]:
         """Score; raises what the target raises."""
@@ -53,6 +55,7 @@ class FunctionScorer:
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name
+        self.attached = False
         self._function = function
         try:
             parameters = inspect.signature(function).parameters
@@ -83,8 +86,9 @@ class FunctionScorer:
         for column in {name for sample in samples for name in sample.columns} - {"prompt", "completion"}:
             given.setdefault(column, [sample.columns.get(column) for sample in samples])
         wanted = given if self._any else {name: given[name] for name in self._names if name in given}
-        out = self._call(**wanted)
-        values = out.tolist() if hasattr(out, "tolist") else list(out)
+        values = _listed(self._call(**wanted))
+        if values is None:
+            raise TypeError(f"it returned no list of rewards, one for each of {len(samples)} completions")
         if len(values) != len(samples):
             raise ValueError(f"{len(values)} rewards for {len(samples)} completions")
         return values
@@ -104,7 +108,15 @@ class FunctionScorer:
 
     def _call(self, *arguments: Any, **named: Any) -> Any:
         out = self._function(*arguments, **named)
-        return asyncio.run(_awaited(out)) if inspect.isawaitable(out) else out
+        out = asyncio.run(_awaited(out)) if inspect.isawaitable(out) else out
+        self.attached = self.attached or needs_gradient(out)
+        return out
+
+
+def _listed(out: Any) -> list[Any] | None:
+    """Lists, tuples, numpy arrays and tensors of one axis; None for anything else."""
+    values = out.tolist() if hasattr(out, "tolist") else out
+    return list(values) if isinstance(values, (list, tuple)) else None
 
 
 async def _awaited(one: Any) -> Any:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.graph_watch import GraphSeen, watch_graph
 from grpo_sentinel.preflight.report import excerpt
 from grpo_sentinel.preflight.reward_target import Sample, Scorer
 
@@ -32,7 +34,9 @@ class Trial:
     odd: dict[str, str] = field(default_factory=dict)  # place -> what is no number
     latencies: list[float] = field(default_factory=list)  # seconds per sample, by call
     calls: int = 0
-    samples: int = 0
+    samples: int = 0  # asked for
+    scored: int = 0  # finite numbers that came back
+    graph: GraphSeen = field(default_factory=GraphSeen)
 
     def score(self, samples: Sequence[Sample], *, strict: bool = False) -> list[float | None]:
         """Score a batch; of one that raises, each sample is tried alone, unless `strict`. None = raised or abstained.
@@ -43,7 +47,7 @@ class Trial:
             return []
         try:
             values = self._within(samples)
-        except OutOfTime:
+        except (OutOfTime, SentinelError):
             raise
         except Exception as error:  # a user's reward may raise anything
             if len(samples) > 1 and not strict:
@@ -62,10 +66,21 @@ class Trial:
         if value is None:
             return None
         try:
-            return float(value)
-        except (TypeError, ValueError):
+            if isinstance(value, (str, bytes)):  # float() would take it, torch.tensor() does not
+                raise TypeError
+            number = float(value.detach() if hasattr(value, "detach") else value)
+        except (TypeError, ValueError, RuntimeError):
             self.odd.setdefault(sample.place, f"{type(value).__name__} {excerpt(repr(value), 40)}")
             return None
+        self.scored += math.isfinite(number)
+        return number
+
+    def graph_kept(self) -> str:
+        """What a reward keeps for a backward that never comes (S31), in one sentence; "" for nothing."""
+        if self.graph.tensors:
+            saved = f"{self.graph.tensors:,} tensors ({self.graph.bytes / 1e6:,.1f} MB) in {self.calls:,} calls"
+            return f"it runs a model with autograd: {saved} were saved for a backward that never comes"
+        return "its scores need a gradient: each keeps the graph that made it" if self.scorer.attached else ""
 
     def _within(self, samples: Sequence[Sample]) -> list[Any]:
         # What a reward prints must not end in our JSON. Redirected here and not in its thread: one that hangs there
@@ -94,7 +109,8 @@ class Trial:
 
         def run() -> None:
             try:
-                done.append(self.scorer.score(samples))
+                with watch_graph(self.graph):
+                    done.append(self.scorer.score(samples))
             except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, SystemExit too
                 failed.append(error)
 

@@ -82,6 +82,45 @@ def slow(completions, answer, **kw):
 def none(completions, answer, **kw):
     return [None if a == "7" else g for a, g in zip(answer, good(completions, answer))]
 
+def ticked(completions, answer, **kw):
+    return [1.0 if c.endswith("✓") else g for c, g in zip(completions, good(completions, answer))]
+
+def end_token(completions, answer, **kw):
+    return [g + 0.2 * c.endswith("<|im_end|>") for c, g in zip(completions, good(completions, answer))]
+
+def well(completions, answer, **kw):
+    return [g + 0.5 * c.startswith("Well") for c, g in zip(completions, good(completions, answer))]
+
+def stripped(completions, answer, **kw):
+    return [float(c.strip().strip("!. ✓。") == a) for c, a in zip(completions, answer)]
+
+def boxed(completions, answer, **kw):
+    return [float(re.fullmatch(r"\\\\boxed\\{(.*?)\\}", c.strip()) is not None and a in c) for c, a in zip(completions, answer)]
+
+def whole(completions, completion_gold, **kw):
+    return [float(c == a) for c, a in zip(completions, completion_gold)]
+
+def cut(completions, answer, **kw):
+    return [float(_numbers(c[:900]) == [a]) for c, a in zip(completions, answer)]
+
+def always(completions, **kw):
+    raise KeyError("solution")
+
+def nothing(completions, **kw):
+    return None
+
+def table(completions, **kw):
+    return {"rewards": [1.0] * len(completions)}
+
+def number(completions, **kw):
+    return 0.5
+
+def words(completions, **kw):
+    return ["0.5"] * len(completions)
+
+def by_tag(completions, **kw):
+    return [float(bool(re.search("<answer>.*</answer>", c))) for c in completions]
+
 PERTURBATIONS = {"shouted": lambda text: text + " 999"}
 value = 3
 """
@@ -109,6 +148,8 @@ def test_a_sane_reward_in_every_convention_passes_in_silence(world: tuple[str, s
     assert report.facts["scores"]["gold_mean"] == 1.0  # type: ignore[index]
     assert set(report.facts["canaries"]) >= {"empty", "repeated token", "copied prompt", "typo in the answer"}  # type: ignore[call-overload]
     assert set(report.facts["perturbations"]) == {"special tokens", "symbols", "paraphrase"}  # type: ignore[call-overload]
+    assert not any("strict" in one for one in report.notes)
+    assert any(line.startswith("memory over") for line in report.looked_at)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +158,82 @@ def test_a_sane_reward_in_every_convention_passes_in_silence(world: tuple[str, s
         ("nan", "not-finite"), ("longer", "length"), ("longer", "canary-wins"), ("longer", "length-coupling"),
         ("constant", "degenerate"), ("rnd", "nondeterministic"), ("stateful", "nondeterministic"),
         ("by_batch", "batch-size"), ("raising", "raises"), ("text", "not-a-number"), ("text", "no-score"),
-        ("short", "raises"), ("empty_wins", "canary-wins"), ("exact", "not-robust"), ("any_number", "gold-not-above-wrong"),
+        ("short", "raises"), ("empty_wins", "canary-wins"), ("any_number", "gold-not-above-wrong"),
     ],
 )  # fmt: skip
 def test_each_broken_reward_is_named(world: tuple[str, str], name: str, code: str) -> None:
     assert code in codes(check_reward(f"{world[0]}:{name}", [world[1]]))
+
+
+def notes(report: CheckReport) -> str:
+    return " ".join(report.notes)
+
+
+@pytest.mark.parametrize("name", ["exact", "stripped"])
+def test_a_strict_grader_is_a_note_and_no_fault(world: tuple[str, str], name: str) -> None:
+    report = check_reward(f"{world[0]}:{name}", [world[1]])
+    assert report.faults == ()
+    assert "strict" in notes(report)
+    assert report.facts["perturbations"]["special tokens"]["fell"] == 10  # type: ignore[index]
+    assert any("bare answers" in line for line in report.not_seen)
+
+
+def test_a_grader_of_an_exact_form_is_strict_too(world: tuple[str, str]) -> None:
+    report = check_reward(f"{world[0]}:boxed", [world[1]], RewardOptions(template=r"\boxed{{answer}}"))
+    assert report.facts["scores"]["gold_mean"] == 1.0  # type: ignore[index]
+    assert report.faults == ()
+    assert "strict" in notes(report)
+
+
+@pytest.mark.parametrize(("name", "subject", "example"), [
+    ("ticked", "symbols", "✓"), ("end_token", "special tokens", "<|im_end|>"), ("well", "paraphrase", "Well"),
+])  # fmt: skip
+def test_an_edit_that_is_paid_is_a_fault(world: tuple[str, str], name: str, subject: str, example: str) -> None:
+    report = check_reward(f"{world[0]}:{name}", [world[1]])
+    won = next(one for one in report.faults if one.code == "perturbation-wins")
+    assert won.subject == subject
+    assert example in won.examples[0]
+
+
+def test_a_reward_that_other_words_for_the_same_answer_flip_is_a_fault(world: tuple[str, str], tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"What is {n} + 0?", "completion": f"First we look at it, and therefore it is {n} for sure.", "answer": str(n),
+         "completion_gold": f"First we look at it, and therefore it is {n} for sure."}
+        for n in range(2, 40)
+    ]  # fmt: skip
+    path = tmp_path / "responses.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flipped = check_reward(f"{world[0]}:whole", [str(path)])
+    assert {(one.code, one.subject) for one in flipped.faults} == {("not-robust", "paraphrase")}
+    assert "strict" in notes(flipped)
+    assert check_reward(f"{world[0]}:good", [str(path)]).faults == ()
+
+
+def test_what_is_cut_at_a_limit_is_a_fault_and_not_strictness(world: tuple[str, str]) -> None:
+    report = check_reward(f"{world[0]}:cut", [world[1]])
+    assert {(one.code, one.subject) for one in report.faults} == {("not-robust", "lengths")}
+
+
+def test_a_reward_of_the_form_alone_is_told_as_that(world: tuple[str, str]) -> None:
+    report = check_reward(f"{world[0]}:by_tag", [world[1]], RewardOptions(template="<answer>{answer}</answer>"))
+    assert codes(report) == {"form-only"}
+
+
+@pytest.mark.parametrize("name", ["always", "nothing", "table", "number", "words"])
+def test_without_one_score_nothing_is_said_to_have_been_looked_at(world: tuple[str, str], name: str) -> None:
+    report = check_reward(f"{world[0]}:{name}", [world[1]])
+    assert codes(report) >= {"no-score"}
+    assert codes(report) <= {"no-score", "raises", "not-a-number"}
+    assert report.looked_at[0].startswith("20 samples: 0 scores")
+    assert len(report.looked_at) == 1
+    told = " ".join(report.not_seen)
+    assert all(word in told for word in ("determinism", "canaries", "perturbations and lengths"))
+
+
+def test_what_time_did_not_allow_is_not_said_to_have_been_looked_at(world: tuple[str, str]) -> None:
+    report = check_reward(f"{world[0]}:hangs", [world[1]], RewardOptions(timeout_seconds=0.3))
+    assert len(report.looked_at) == 1
+    assert any("canaries" in line and "--timeout" in line for line in report.not_seen)
 
 
 def test_the_sample_that_makes_it_raise_is_named_and_the_others_are_still_scored(world: tuple[str, str]) -> None:
@@ -346,6 +458,61 @@ def test_perturbations_and_canaries_follow_the_language_and_never_the_answer(gol
     assert all(text.endswith(gold) for text in texts)
     assert max(map(len, texts)) >= 400
     assert canaries(Sample(prompt=[], completion=r"\boxed{7}", answer="7"))["wrong format"] == "7"
+
+
+KEEPING = """
+import os, torch
+net = torch.nn.Linear(1, 1)
+kept = []
+
+def _good(completions, answer):
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+def _passed(completions):
+    return net(torch.tensor([[float(len(c))] for c in completions]))[:, 0] ** 2
+
+def graphed(completions, answer, **kw):
+    _passed(completions)
+    return _good(completions, answer)
+
+def attached(completions, answer, **kw):
+    return torch.tensor(_good(completions, answer), requires_grad=True)
+
+def quiet(completions, answer, **kw):
+    with torch.no_grad():
+        return torch.tensor(_good(completions, answer)) + 0 * _passed(completions)
+
+def tensors(completions, answer, **kw):
+    kept.append(torch.ones(7, 1000))
+    return quiet(completions, answer)
+
+def objects(completions, answer, **kw):
+    kept.extend({"text": [c]} for c in completions)
+    return quiet(completions, answer)
+
+def files(completions, answer, **kw):
+    kept.append(open(os.devnull))
+    return quiet(completions, answer)
+
+def process(completions, answer, **kw):
+    kept.append(bytearray(os.urandom(4 << 20)))
+    return quiet(completions, answer)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("name", "code", "word"), [
+    ("quiet", "", ""), ("graphed", "keeps-graph", "saved for a backward"), ("attached", "keeps-graph", "need a gradient"),
+    ("tensors", "memory-grows", "float32[7, 1000] cpu"), ("objects", "memory-grows", "objects of Python"),
+    ("files", "memory-grows", "1 open files"), ("process", "memory-grows", "outside of tensors"),
+])  # fmt: skip
+def test_a_reward_that_keeps_a_graph_or_more_memory_at_every_call_is_told_with_the_kind(
+    world: tuple[str, str], tmp_path: Path, name: str, code: str, word: str
+) -> None:
+    (tmp_path / "keeping.py").write_text(KEEPING)
+    report = check_reward(f"{tmp_path / 'keeping.py'}:{name}", [world[1]])
+    assert codes(report) == ({code} if code else set())
+    assert word in " ".join(one.message for one in report.faults)
 
 
 def test_a_model_without_torch_is_one_sentence(world: tuple[str, str], tmp_path: Path, monkeypatch: Any) -> None:

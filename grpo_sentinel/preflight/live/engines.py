@@ -14,8 +14,8 @@ import torch
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.data_sources import read_rows
+from grpo_sentinel.preflight.findings import Findings
 from grpo_sentinel.preflight.live.loading import DTYPES, Loaded, load_policy
-from grpo_sentinel.preflight.live.policy_judge import Findings
 from grpo_sentinel.preflight.live.rollout import Batch, lay_out
 from grpo_sentinel.preflight.live.scoring import Scores, k3, masked_mean, score
 from grpo_sentinel.preflight.policy import PolicyOptions

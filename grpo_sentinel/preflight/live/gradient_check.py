@@ -12,19 +12,19 @@ import torch
 
 from grpo_sentinel.agent.probes.memory import parse_meminfo
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.findings import Findings
 from grpo_sentinel.preflight.gradients import GradientOptions
 from grpo_sentinel.preflight.live.anomaly import first_nan_operation
 from grpo_sentinel.preflight.live.budget import SAMPLING_SHARE, affordable
 from grpo_sentinel.preflight.live.carriers import Carriers, find_carriers
 from grpo_sentinel.preflight.live.loading import Loaded, load_policy
-from grpo_sentinel.preflight.live.policy_judge import Findings
 from grpo_sentinel.preflight.live.rollout import Batch, generate, given_responses
 from grpo_sentinel.preflight.live.scoring import advantages, backward
 from grpo_sentinel.preflight.live.spread import FP16_LARGEST, Spread, gradients_of, spreads
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.optimizer_state import compare_state, rate_faults, read_optimizer_state
 from grpo_sentinel.preflight.prompts import built_in_prompts, read_prompts
-from grpo_sentinel.preflight.report import CheckReport, Fault, excerpt, gravest_first
+from grpo_sentinel.preflight.report import CheckReport, Fault, excerpt
 from grpo_sentinel.preflight.reward import load_target
 from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
 
@@ -63,11 +63,7 @@ def check(target: str, options: GradientOptions) -> CheckReport:
     _memory(found, loaded)
     _headroom(found, loaded, carriers, own.largest_logit)
     _optimizer(found, loaded)
-    return CheckReport(
-        kind="gradients", subject=target, looked_at=tuple(found.looked_at), not_seen=tuple(found.not_seen),
-        faults=gravest_first(found.faults), notes=tuple(found.notes), facts=found.facts,
-        seconds=time.monotonic() - began,
-    )  # fmt: skip
+    return found.report("gradients", time.monotonic() - began)
 
 
 def _batch(

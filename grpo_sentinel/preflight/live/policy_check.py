@@ -13,6 +13,7 @@ import torch
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.environment_tokenizers import own_faults, pair_faults, read_facts
+from grpo_sentinel.preflight.findings import Findings
 from grpo_sentinel.preflight.live import policy_judge as judged
 from grpo_sentinel.preflight.live.budget import SAMPLING_SHARE, affordable
 from grpo_sentinel.preflight.live.engines import compare_engine
@@ -22,7 +23,7 @@ from grpo_sentinel.preflight.live.rollout import Batch, generate
 from grpo_sentinel.preflight.live.scoring import Scores, advantages, backward, score
 from grpo_sentinel.preflight.policy import PolicyOptions
 from grpo_sentinel.preflight.prompts import built_in_prompts, read_prompts
-from grpo_sentinel.preflight.report import CheckReport, Fault, gravest_first
+from grpo_sentinel.preflight.report import CheckReport, Fault
 from grpo_sentinel.preflight.reward import load_target
 from grpo_sentinel.preflight.reward_head import head_loss
 from grpo_sentinel.preflight.reward_target import Sample
@@ -36,7 +37,7 @@ _LAST_SECONDS = 2.0  # kept for the report itself
 def check(target: str, options: PolicyOptions) -> CheckReport:
     """Run everything that applies; what stands in the way of the rest ends it with what is known."""
     began = time.monotonic()
-    notes = judged.Findings(target)
+    notes = Findings(target)
     _tokenizers(target, options, notes)
     policy = load_policy(target, dtype=options.dtype, device=options.device, attention=options.attention)
     notes.faults += policy.faults
@@ -45,14 +46,10 @@ def check(target: str, options: PolicyOptions) -> CheckReport:
         notes.not_seen.append("everything else: with such weights no number means anything")
     else:
         _run(policy, prompts, options, notes, began + options.timeout_seconds)
-    return CheckReport(
-        kind="policy", subject=target, looked_at=tuple(notes.looked_at), not_seen=tuple(notes.not_seen),
-        faults=gravest_first(notes.faults), notes=tuple(notes.notes), facts=notes.facts,
-        seconds=time.monotonic() - began,
-    )  # fmt: skip
+    return notes.report("policy", time.monotonic() - began)
 
 
-def _prompts(options: PolicyOptions, notes: judged.Findings) -> list[Sample]:
+def _prompts(options: PolicyOptions, notes: Findings) -> list[Sample]:
     count = max(1, math.ceil(options.samples / options.group_size))
     if options.data:
         return read_prompts(options.data, options.fields, count)
@@ -61,7 +58,7 @@ def _prompts(options: PolicyOptions, notes: judged.Findings) -> list[Sample]:
 
 
 def _run(
-    policy: Loaded, prompts: Sequence[Sample], options: PolicyOptions, notes: judged.Findings, deadline: float
+    policy: Loaded, prompts: Sequence[Sample], options: PolicyOptions, notes: Findings, deadline: float
 ) -> None:
     try:
         batch = generate(
@@ -102,7 +99,7 @@ def _run(
 
 def _step(
     policy: Loaded, batch: Batch, own: Scores, reference: Scores | None, rewards: torch.Tensor | None,
-    options: PolicyOptions, notes: judged.Findings,
+    options: PolicyOptions, notes: Findings,
 ) -> None:  # fmt: skip
     """One forward and backward as in training; nothing is updated."""
     size = batch.group_size
@@ -118,7 +115,7 @@ def _step(
 
 
 def _reference(
-    policy: Loaded, batch: Batch, options: PolicyOptions, notes: judged.Findings
+    policy: Loaded, batch: Batch, options: PolicyOptions, notes: Findings
 ) -> Scores | None:  # fmt: skip
     if not options.reference:
         notes.not_seen.append("KL to the reference, and kl_coef (--reference DIR)")
@@ -138,7 +135,7 @@ def _reference(
 
 
 def _rewards(
-    batch: Batch, prompts: Sequence[Sample], options: PolicyOptions, notes: judged.Findings, until: float
+    batch: Batch, prompts: Sequence[Sample], options: PolicyOptions, notes: Findings, until: float
 ) -> torch.Tensor | None:  # fmt: skip
     target = options.reward or options.reward_model
     if not target:
@@ -174,7 +171,7 @@ def _is_trained(policy: Loaded, options: PolicyOptions) -> bool:
         return False
 
 
-def _tokenizers(target: str, options: PolicyOptions, notes: judged.Findings) -> None:
+def _tokenizers(target: str, options: PolicyOptions, notes: Findings) -> None:
     """Compare the tokenizers' files of policy, reference and reward model, as `check environment` does."""
     named = {"policy": target, "reference": options.reference, "reward": options.reward_model}
     paths = {role: Path(name).expanduser() for role, name in named.items() if name}

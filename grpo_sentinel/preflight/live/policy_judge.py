@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 import torch
 
+from grpo_sentinel.preflight.findings import Findings
 from grpo_sentinel.preflight.kl_coefficient import WANTED, advise
 from grpo_sentinel.preflight.live.loading import Loaded
 from grpo_sentinel.preflight.live.padding import PaddingGap
 from grpo_sentinel.preflight.live.rollout import Batch
 from grpo_sentinel.preflight.live.scoring import Scores, Terms, k3, masked_mean
-from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.policy import PolicyOptions
-from grpo_sentinel.preflight.report import Fault
 from grpo_sentinel.preflight.reward_head import MOST, HeadLoss
 
 _TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats, mean over tokens
@@ -23,39 +21,6 @@ _KL_AT_START = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-3, "bfloat16": 1
 _MOST_KL = 1.0
 _COLLAPSED = 0.01  # of ln(vocabulary)
 _RANDOM = 0.95
-
-
-@dataclass(slots=True)
-class Findings:
-    """What has been found so far."""
-
-    subject: str
-    faults: list[Fault] = field(default_factory=list)
-    looked_at: list[str] = field(default_factory=list)
-    not_seen: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    facts: dict[str, object] = field(default_factory=dict)
-
-    def add(
-        self, level: Level, code: str, message: str, remedy: str, count: int = 1, examples: Sequence[str] = ()
-    ) -> None:
-        """Add one fault of the subject."""
-        self.faults.append(
-            Fault(level=level, code=code, where=self.subject, message=message, remedy=remedy, count=count,
-                  examples=tuple(examples[:3]))
-        )  # fmt: skip
-
-    def broken(self, code: str, message: str, remedy: str, count: int = 1, examples: Sequence[str] = ()) -> None:
-        """Add what ruins a run."""
-        self.add(Level.BROKEN, code, message, remedy, count, examples)
-
-    def doubtful(self, code: str, message: str, remedy: str, count: int = 1, examples: Sequence[str] = ()) -> None:
-        """Add what may spoil learning."""
-        self.add(Level.DOUBTFUL, code, message, remedy, count, examples)
-
-    def cannot_tell(self, code: str, message: str, remedy: str) -> None:
-        """Add what could not be judged although it was asked for."""
-        self.add(Level.CANNOT_TELL, code, message, remedy)
 
 
 def samples(found: Findings, policy: Loaded, batch: Batch, wanted: int) -> None:
@@ -254,5 +219,5 @@ def step(
 
 
 __all__ = [
-    "Findings", "coefficient", "numbers", "own_samples", "padding", "precision", "reference_gap", "samples", "step",
+    "coefficient", "numbers", "own_samples", "padding", "precision", "reference_gap", "samples", "step",
 ]  # fmt: skip
