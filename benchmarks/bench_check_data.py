@@ -1,4 +1,4 @@
-"""`check data`: samples a second on one core, without and with a tokenizer, and how memory grows with the data."""
+"""`check data`: samples a second on one core, without and with a tokenizer, by format, and how memory grows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from benchmarks.record import record as store
@@ -56,29 +58,41 @@ def _tokenizer() -> Path | None:
 def _with_tokenizer(record: Record, path: Path, directory: Path) -> None:
     """Compare CPU time a row with that of the tokenizer alone on the same templated texts: one core for both.
 
-    The two are measured in turns, and the best of each counts, so that a busy machine slows both or neither. Two sizes
-    are read and the smaller one is taken off: what it takes to load the tokenizer is no matter of speed.
+    All are measured in turns, and the best of each counts, so that a busy machine slows all or none. Two sizes are read
+    and the smaller one is taken off: what it takes to load the tokenizer is no matter of speed.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     lines = path.read_text(encoding="utf-8").splitlines()[:10_000]  # a slow tokenizer takes minutes for all
-    few, many = path.with_name("few.jsonl"), path.with_name("many.jsonl")
-    few.write_text("\n".join(lines[:1000]) + "\n", encoding="utf-8")
-    many.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files = {ending: [path.with_name(f"{size}{ending}") for size in ("few", "many")] for ending in _FORMATS}
+    for ending, write in _FORMATS.items():
+        write(files[ending][0], lines[:1000])
+        write(files[ending][1], lines)
     encoder = Encoder(directory)
     rows = [json.loads(line)["prompt"] for line in lines[1000:]]
     texts = [encoder._render([(one["role"], one["content"]) for one in row])[0] for row in rows]
     options = DataOptions(tokenizer=directory, jobs=1)
-    seconds = {"own": math.inf, "few": math.inf, "many": math.inf}
+    own = math.inf
+    best = {file: math.inf for pair in files.values() for file in pair}
     for _ in range(8):
-        for name, work in (
-            ("own", lambda: _tokenize(encoder, texts)),
-            ("few", lambda: check_data([str(few)], options)),
-            ("many", lambda: check_data([str(many)], options)),
-        ):
-            seconds[name] = min(seconds[name], _cpu_seconds(work))
-    rate, peer = len(rows) / (seconds["many"] - seconds["few"]), len(rows) / seconds["own"]
-    record("check_data_samples_per_s_tokenized", rate, "1/s", peer="tokenizer alone, same texts, one core",
-           peer_value=peer, ratio=rate / peer)  # fmt: skip
+        own = min(own, _cpu_seconds(lambda: _tokenize(encoder, texts)))
+        for file in best:
+            best[file] = min(best[file], _cpu_seconds(partial(check_data, [str(file)], options)))
+    for ending, (few, many) in files.items():
+        rate, peer = len(rows) / (best[many] - best[few]), len(rows) / own
+        name = "check_data_samples_per_s_tokenized" + ("" if ending == ".jsonl" else f"_{ending[1:]}")
+        record(name, rate, "1/s", peer="tokenizer alone, same texts, one core", peer_value=peer, ratio=rate / peer)
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_parquet(path: Path, lines: list[str]) -> None:
+    table = import_module("pyarrow").Table.from_pylist([json.loads(line) for line in lines])
+    import_module("pyarrow.parquet").write_table(table, path)
+
+
+_FORMATS: dict[str, Callable[[Path, list[str]], None]] = {".jsonl": _write_lines, ".parquet": _write_parquet}
 
 
 def _tokenize(encoder: Encoder, texts: list[str]) -> None:

@@ -11,11 +11,12 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.data_blocks import Block, Row, unpacked
 from grpo_sentinel.preflight.data_checks import (
     MOST_REMEMBERED,
     Judge,
@@ -28,13 +29,12 @@ from grpo_sentinel.preflight.data_checks import (
 )
 from grpo_sentinel.preflight.data_clean import CleanCopy
 from grpo_sentinel.preflight.data_faults import KINDS, Tally
-from grpo_sentinel.preflight.data_lengths import Lengths
-from grpo_sentinel.preflight.data_parallel import Workers, jobs_for, parts_of
+from grpo_sentinel.preflight.data_lengths import Lengths, Rewards
+from grpo_sentinel.preflight.data_parallel import Workers, jobs_for
 from grpo_sentinel.preflight.data_shapes import Fields, joined, lookup, recognise, split_conversation, texts_of
-from grpo_sentinel.preflight.data_sources import Part, Row, expand, read_part, read_rows
+from grpo_sentinel.preflight.data_sources import expand, read_blocks
 from grpo_sentinel.preflight.data_tokens import Encoder
 from grpo_sentinel.preflight.report import CheckReport, gravest_first
-from grpo_sentinel.stats import Moments
 from grpo_sentinel.wording import counted
 
 _FIRST_ROWS = 64  # looked at to recognise the shape
@@ -97,43 +97,68 @@ def _uncollected() -> Iterator[None]:
 
 def _evaluation(sources: Iterable[str], given: Fields) -> Iterator[int]:
     for source in sources:
-        rows, fields = _recognised(source, read_rows(source), given)
-        for row in rows:
+        blocks, fields = _recognised(source, read_blocks(source), given)
+        for row in _rows_of(blocks):
             if row.value is not None and fields is not None:
                 messages, _ = texts_of(lookup(row.value, fields.prompt))
                 if messages:
                     yield prompt_hash(joined(messages))
 
 
-def _recognised(source: str, rows: Iterator[Row], given: Fields) -> tuple[Iterator[Row], Fields | None]:
+def _rows_of(blocks: Iterable[Block]) -> Iterator[Row]:
+    return (row for block in blocks for row in block.rows())
+
+
+def _recognised(source: str, blocks: Iterator[Block], given: Fields) -> tuple[Iterator[Block], Fields | None]:
     """Look at the first rows; None when not one of them can be read."""
-    first = list(itertools.islice(rows, _FIRST_ROWS))
-    values = [row.value for row in first if row.value is not None]
+    first: list[Block] = []
+    rows: list[Row] = []
+    for block in blocks:
+        first.append(block)
+        rows += itertools.islice(block.rows(), _FIRST_ROWS - len(rows))
+        if len(rows) >= _FIRST_ROWS:
+            break
+    values = [row.value for row in rows if row.value is not None]
     try:
         fields = recognise(values, given) if values else None
     except SentinelError as error:
         raise SentinelError(f"{source}: {error}") from error
-    return itertools.chain(first, rows), fields
+    return itertools.chain(first, blocks), fields
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A block for a process of --jobs, with the fields of its file."""
+
+    block: Block
+    fields: Fields | None
+
+    def packed(self) -> tuple[Any, bytes]:
+        """What `_DataCheck.work` takes."""
+        block = self.block
+        fields = None if self.fields is None else asdict(self.fields)
+        return (type(block).__name__, block.source, block.number, fields), block.packed()
+
+    def prompt(self, number: int) -> str:
+        """The prompt of one row, decoded again for an example."""
+        row = next((row for row in self.block.rows() if row.number == number), None)
+        if row is None or row.value is None or self.fields is None:
+            return ""
+        messages, _ = texts_of(lookup(row.value, self.fields.prompt))
+        if not self.fields.response and self.fields.prompt == "messages":
+            messages, _ = split_conversation(messages)
+        return joined(messages)
 
 
 @dataclass(slots=True)
-class _Hashes:
-    """Of every row that has a prompt: hash, number, and 1: a fault (before tokens) + 2: a fault; parallel lists."""
+class _Apart:
+    """What only all rows together can be judged by: of every row that has a prompt hash, number, and 1: a fault (before
+    tokens) + 2: a fault, in parallel lists; and all rewards."""
 
     keys: list[int] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     faulty: list[int] = field(default_factory=list)
-
-
-def _text_at(part: Part, number: int, fields: Fields | None) -> str:
-    """The prompt of one row, read again for an example."""
-    row = next((row for row in read_part(part) if row.number == number), None)
-    if row is None or row.value is None or fields is None:
-        return ""
-    messages, _ = texts_of(lookup(row.value, fields.prompt))
-    if not fields.response and fields.prompt == "messages":
-        messages, _ = split_conversation(messages)
-    return joined(messages)
+    rewards: list[float] = field(default_factory=list)
 
 
 class _DataCheck:
@@ -151,14 +176,14 @@ class _DataCheck:
         self._seen = Seen()
         self._judge = self._new_judge(apart=False)
         self._tally = Tally()
-        self._moments = Moments()
+        self._rewards = Rewards()
         self._lengths = Lengths()
         self._prompts = Lengths()
         self._rows: dict[str, int] = {}
         self._shapes: dict[str, Fields] = {}
         self._total = self._bad = 0
         self._copy: CleanCopy | None = None
-        self._hashes: _Hashes | None = None  # gathered instead of judged, in a process of --jobs
+        self._apart: _Apart | None = None  # gathered instead of judged, in a process of --jobs
 
     def _new_judge(self, *, apart: bool) -> Judge:
         special = self._encoder.special_tokens if self._encoder else ()
@@ -168,8 +193,8 @@ class _DataCheck:
         """Read all files to their ends."""
         self._copy = copy
         for source in sources:
-            rows, fields = _recognised(source, read_rows(source, self._advance(source)), self._given)
-            self.read_source(source, rows, fields)
+            blocks, fields = _recognised(source, read_blocks(source, self._advance(source)), self._given)
+            self.read_source(source, _rows_of(blocks), fields)
 
     def read_source(self, source: str, rows: Iterator[Row], fields: Fields | None) -> None:
         """Read rows of one file, batch by batch."""
@@ -186,40 +211,48 @@ class _DataCheck:
             self._note(batch, ready)
         self._rows[source] = self._rows.get(source, 0) + self._total - before
 
-    def read_parallel(self, sources: tuple[str, ...], jobs: int) -> None:
-        """Read all files to their ends with several processes; duplicates are sought here."""
-        shapes = {source: _recognised(source, read_rows(source), self._given)[1] for source in sources}
-        self._shapes |= {source: fields for source, fields in shapes.items() if fields is not None}
-        with Workers(jobs, parts_of(sources, jobs), lambda part: self._part(part, shapes[part.source])) as workers:
-            for part, done in workers.results():
-                self._merge(part, done, shapes[part.source])
-                if self._progress is not None:
-                    self._progress(part.source, part.end or 0, self._total)
+    def read_parallel(self, sources: Iterable[str], jobs: int) -> None:
+        """Read all files to their ends and have several processes judge them; duplicates are sought here."""
+        with Workers[_Task](jobs, self._work) as workers:
+            for task, done in workers.results(self._tasks(sources)):
+                self._merge(task, done)
 
-    def _part(self, part: Part, fields: Fields | None) -> dict[str, Any]:
-        """Judge one part, in a process of --jobs: everything that is counted begins at zero."""
+    def _tasks(self, sources: Iterable[str]) -> Iterator[_Task]:
+        for source in sources:
+            self._rows.setdefault(source, 0)
+            blocks, fields = _recognised(source, read_blocks(source, self._advance(source)), self._given)
+            if fields is not None:
+                self._shapes[source] = fields
+            for block in blocks:
+                yield _Task(block, fields)
+
+    def _work(self, header: Any, content: bytes) -> dict[str, Any]:
+        """Judge one task, in a process of --jobs: everything that is counted begins at zero."""
+        kind, source, number, named = header
+        fields = None if named is None else Fields(**{**named, "required": tuple(named["required"])})
         one = _DataCheck(self._options, self._encoder, self._evaluation, None)
         one._judge = one._new_judge(apart=True)
-        one._hashes = _Hashes()
-        one.read_source(part.source, read_part(part), fields)
+        one._apart = _Apart()
+        one.read_source(source, unpacked(kind, source, number, content).rows(), fields)
         return {
             "tally": asdict(one._tally), "lengths": one._lengths.as_json(), "prompts": one._prompts.as_json(),
-            "moments": astuple(one._moments), "total": one._total, "bad": one._bad, "hashes": asdict(one._hashes),
+            "total": one._total, "bad": one._bad, "apart": asdict(one._apart),
         }  # fmt: skip
 
-    def _merge(self, part: Part, done: dict[str, Any], fields: Fields | None) -> None:
+    def _merge(self, task: _Task, done: dict[str, Any]) -> None:
+        source = task.block.source
         self._tally.merge(Tally(**done["tally"]))
         self._lengths.merge(Lengths.from_json(done["lengths"]))
         self._prompts.merge(Lengths.from_json(done["prompts"]))
-        self._moments = self._moments.merge(Moments(*done["moments"]))
         self._total += done["total"]
         self._bad += done["bad"]
-        self._rows[part.source] = self._rows.get(part.source, 0) + done["total"]
-        hashes = _Hashes(**done["hashes"])
-        for key, number, faulty in zip(hashes.keys, hashes.numbers, hashes.faulty, strict=True):
+        self._rows[source] += done["total"]
+        apart = _Apart(**done["apart"])
+        self._rewards.add(apart.rewards)
+        for key, number, faulty in zip(apart.keys, apart.numbers, apart.faulty, strict=True):
             if self._seen.repeats(key, bool(faulty & 1)):
-                text = _text_at(part, number, fields) if self._tally.wants_example("duplicate") else ""
-                self._tally.add("duplicate", shown(part.source, number, text))
+                text = task.prompt(number) if self._tally.wants_example("duplicate") else ""
+                self._tally.add("duplicate", shown(source, number, text))
                 self._bad += not faulty & 2
 
     def _advance(self, source: str) -> Callable[[int], None] | None:
@@ -244,13 +277,16 @@ class _DataCheck:
                 if self._limit is not None and one.length > self._limit:
                     one.faults.append(("too-long", f"{one.length:,} characters", ""))
             rewards += one.rewards
-            if self._hashes is not None and one.key is not None:
-                self._hashes.keys.append(one.key)
-                self._hashes.numbers.append(row.number)
-                self._hashes.faulty.append(one.faulty + 2 * bool(one.faults))
+            if self._apart is not None and one.key is not None:
+                self._apart.keys.append(one.key)
+                self._apart.numbers.append(row.number)
+                self._apart.faulty.append(one.faulty + 2 * bool(one.faults))
             if one.faults or self._copy is not None:
                 self._count(row, one.faults)
-        self._moments = self._moments.merge(Moments.of(rewards))
+        if self._apart is not None:
+            self._apart.rewards += rewards
+        else:
+            self._rewards.add(rewards)
 
     def _tokens(self, judged: list[Judged | None]) -> None:
         assert self._encoder is not None
@@ -278,7 +314,7 @@ class _DataCheck:
         """Sum up. Raises `SentinelError` when there was not a single row."""
         if not self._total:
             raise SentinelError(f"{', '.join(sources)}: there is not one row in it; give a file with samples")
-        for code, text, detail in judge_rewards(self._moments):
+        for code, text, detail in judge_rewards(self._rewards.moments()):
             self._tally.add(code, text, detail)
         return CheckReport(
             kind="data", subject=", ".join(sources), looked_at=self._looked_at(evaluated),
@@ -321,15 +357,16 @@ class _DataCheck:
         unit = "tokens" if self._encoder else "characters"
         facts: dict[str, Any] = {
             "rows": self._total, "rows_with_faults": self._bad, "rows_by_file": dict(self._rows),
-            "faults": dict(self._tally.counts), "length_unit": unit, "lengths": self._lengths.summary(),
+            "faults": {code: self._tally.counts[code] for code in KINDS if code in self._tally.counts}, "length_unit": unit, "lengths": self._lengths.summary(),
             "length_limit": self._limit,
         }  # fmt: skip
         if self._encoder:
             facts["prompt_lengths"] = self._prompts.summary()
-        if self._moments.count:
+        rewards = self._rewards.moments()
+        if rewards.count:
             facts["rewards"] = {
-                "count": int(self._moments.count), "mean": self._moments.mean, "std": self._moments.std(),
-                "min": self._moments.low, "max": self._moments.high,
+                "count": int(rewards.count), "mean": rewards.mean, "std": rewards.std(),
+                "min": rewards.low, "max": rewards.high,
             }  # fmt: skip
         if self._copy is not None:
             facts["clean_copy"] = {

@@ -1,9 +1,13 @@
-"""Distribution of lengths in bounded memory: exact below 64, within 1/32 above."""
+"""Distributions in bounded memory: of lengths (exact below 64, within 1/32 above), and moments of rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from grpo_sentinel.stats import Moments
+
+_RUN = 512
 
 
 class Lengths:
@@ -60,4 +64,23 @@ class Lengths:
         }  # fmt: skip
 
 
-__all__ = ["Lengths"]
+class Rewards:
+    """Moments over runs of `_RUN` rewards: the same to the last digit, however many come at once."""
+
+    def __init__(self) -> None:
+        self._moments = Moments()
+        self._run: list[float] = []
+
+    def add(self, rewards: Sequence[float]) -> None:
+        """Take some more."""
+        self._run += rewards
+        while len(self._run) >= _RUN:
+            self._moments = self._moments.merge(Moments.of(self._run[:_RUN]))
+            del self._run[:_RUN]
+
+    def moments(self) -> Moments:
+        """Of all of them."""
+        return self._moments.merge(Moments.of(self._run))
+
+
+__all__ = ["Lengths", "Rewards"]

@@ -1,8 +1,9 @@
-"""`check data --jobs N`: parts of the files judged by processes of their own, merged in the order of rows.
+"""`check data --jobs N`: blocks of rows judged by processes of their own, merged in the order of rows.
 
-Each process judges its rows and sends counts, first examples, histograms and one hash a row, as a line of JSON through
-a pipe of its own. Duplicates are sought here, over all parts in order, so that the report is the one that a single
-process gives. Which part is next is told through one pipe that all of them read.
+This process reads, whatever the format, and hands each block to a process over a socket of its own; what comes back is
+one line of JSON: counts, first examples, histograms and one hash a row. Duplicates are sought here, over all blocks in
+order, so that the report is the one that a single process gives. A process is forked when there is a block and nobody
+free to take it, so little data costs little.
 """
 
 from __future__ import annotations
@@ -12,138 +13,177 @@ import json
 import os
 import selectors
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.preflight.data_sources import Part, split
+from grpo_sentinel.preflight.data_sources import data_bytes
 
-_PART_BYTES = 8 << 20
-_SMALLEST_PART = 256 << 10
 _WORTH_BYTES = 32 << 20  # below that starting processes costs more than it saves
 _WORTH_BYTES_TOKENIZED = 2 << 20
 _MOST_JOBS = 8
-_TICKET = 8  # bytes: the number of a part
+_AHEAD = 2  # tasks that a process may have: the one it works on, and the next
+_READ = 1 << 20
 _DIED = "a process of --jobs died, perhaps for want of memory (dmesg says so); try --jobs 1"
 
 
-def jobs_for(sources: tuple[str, ...], wanted: int, *, tokenized: bool = False) -> int:
+class Task(Protocol):
+    """What a process works on."""
+
+    def packed(self) -> tuple[Any, bytes]:
+        """Give it as something that JSON holds, and bytes."""
+        ...
+
+
+T = TypeVar("T", bound=Task)
+
+
+def jobs_for(sources: Sequence[str], wanted: int, *, tokenized: bool = False) -> int:
     """How many processes to use: what was asked for; with 0, the cores where the data is worth it."""
-    if wanted:
-        return wanted
-    size = _size(sources)
-    cores = len(os.sched_getaffinity(0))
+    if not hasattr(os, "fork"):
+        return 1
     worth = _WORTH_BYTES_TOKENIZED if tokenized else _WORTH_BYTES
-    return min(cores, _MOST_JOBS) if size >= worth and hasattr(os, "fork") else 1
-
-
-def parts_of(sources: tuple[str, ...], jobs: int) -> list[Part]:
-    """All parts of all files, in order: some for each process, so that none waits long for the others."""
-    part_bytes = min(_PART_BYTES, max(_SMALLEST_PART, _size(sources) // (4 * jobs)))
-    return [part for source in sources for part in split(source, part_bytes)]
-
-
-def _size(sources: tuple[str, ...]) -> int:
-    return sum(Path(source).stat().st_size for source in sources if Path(source).is_file())
+    return wanted or (min(len(os.sched_getaffinity(0)), _MOST_JOBS) if data_bytes(sources) >= worth else 1)
 
 
 @dataclass(slots=True)
 class _Worker:
     pid: int
-    pipe: int  # where its lines come from
-    rest: bytearray = field(default_factory=bytearray)  # of a line that is not complete
+    end: socket.socket  # this process's end of its socket
+    tasks: int = 0  # handed to it and not answered
+    unsent: bytearray = field(default_factory=bytearray)
+    unread: bytearray = field(default_factory=bytearray)  # of a line that is not complete
 
 
-class Workers:
-    """Processes forked from this one (so that hashes of text agree); `work` makes of a part what JSON can hold."""
+class Workers(Generic[T]):
+    """Processes forked from this one (so that hashes of text agree); `work` makes of a task what JSON can hold."""
 
-    def __init__(self, jobs: int, parts: list[Part], work: Callable[[Part], Any]) -> None:
-        self._jobs, self._parts, self._work = jobs, parts, work
-        self._given = 0
+    def __init__(self, jobs: int, work: Callable[[Any, bytes], Any]) -> None:
+        self._jobs, self._work = jobs, work
         self._workers: list[_Worker] = []
-        self._tickets_in, self._tickets = os.pipe()
+        self._waiting = selectors.DefaultSelector()
 
-    def __enter__(self) -> Workers:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for _ in range(min(self._jobs, len(self._parts))):
-            out, into = os.pipe()
-            pid = os.fork()
-            if not pid:
-                os._exit(self._run(out, into))
-            os.close(into)
-            self._workers.append(_Worker(pid, out))
+    def __enter__(self) -> Workers[T]:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for end in (self._tickets_in, self._tickets):
-            os.close(end)
+        self._waiting.close()
         for worker in self._workers:
-            os.close(worker.pipe)
+            worker.end.close()
             with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)  # those that are done are gone or wait for tickets
+                os.kill(worker.pid, signal.SIGKILL)  # those that are done are gone or wait for a task
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(worker.pid, 0)
 
-    def results(self) -> Iterator[tuple[Part, Any]]:
-        """Results in the order of the parts; a few are worked on ahead. Raises `SentinelError` when a process dies."""
+    def results(self, tasks: Iterator[T]) -> Iterator[tuple[T, Any]]:
+        """Results in the order of the tasks; a few are read ahead. Raises `SentinelError` when a process dies."""
+        given: dict[int, T] = {}  # and not yielded
         ready: dict[int, Any] = {}
-        with selectors.DefaultSelector() as waiting:
-            for worker in self._workers:
-                waiting.register(worker.pipe, selectors.EVENT_READ, worker)
-            for _ in range(self._jobs + 2):
-                self._give()
-            for number, part in enumerate(self._parts):
-                while number not in ready:
-                    for key, _ in waiting.select():
-                        ready.update(self._read(key.data))
-                yield part, ready.pop(number)
-                self._give()
+        first = last = 0
+        more = True
+        while more or given:
+            while more and len(given) < self._jobs * _AHEAD:
+                task = next(tasks, None)
+                more = task is not None
+                if task is not None:
+                    self._hand_out(last, task)
+                    given[last] = task
+                    last += 1
+            while first in ready:
+                yield given.pop(first), ready.pop(first)
+                first += 1
+                if more:
+                    break  # the next task before the next result, so that nobody waits
+            else:
+                if given:
+                    self._pass_on(ready)
 
-    def _give(self) -> None:
-        """Hand out the number of one more part, if there is one."""
-        if self._given < len(self._parts):
-            os.write(self._tickets, self._given.to_bytes(_TICKET, "big"))
-            self._given += 1
+    def _hand_out(self, number: int, task: T) -> None:
+        """Give a task to whoever has least to do."""
+        worker = min(self._workers, key=lambda one: one.tasks, default=None)
+        if worker is None or (worker.tasks and len(self._workers) < self._jobs):
+            worker = self._forked()
+        header, content = task.packed()
+        worker.unsent += json.dumps([number, len(content), header]).encode("ascii") + b"\n" + content
+        worker.tasks += 1
+        self._send(worker)
+
+    def _pass_on(self, ready: dict[int, Any]) -> None:
+        """Wait until something can be sent or read, and do so."""
+        for key, events in self._waiting.select():
+            if events & selectors.EVENT_WRITE:
+                self._send(key.data)
+            if events & selectors.EVENT_READ:
+                ready.update(self._read(key.data))
+
+    def _send(self, worker: _Worker) -> None:
+        try:
+            while worker.unsent:
+                del worker.unsent[: worker.end.send(memoryview(worker.unsent)[:_READ])]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise SentinelError(_DIED) from error
+        both = selectors.EVENT_READ | selectors.EVENT_WRITE
+        self._waiting.modify(worker.end, both if worker.unsent else selectors.EVENT_READ, worker)
 
     def _read(self, worker: _Worker) -> Iterator[tuple[int, Any]]:
-        """Read what a process has sent: number and result of every part that is complete."""
-        chunk = os.read(worker.pipe, 1 << 20)
+        """Read what a process has sent: number and result of every task that is done."""
+        try:
+            chunk = worker.end.recv(_READ)
+        except OSError as error:
+            raise SentinelError(_DIED) from error
         if not chunk:
             raise SentinelError(_DIED)
-        worker.rest += chunk
+        worker.unread += chunk
         if b"\n" not in chunk:
             return
-        *lines, rest = worker.rest.split(b"\n")
-        worker.rest = rest
+        *lines, worker.unread = worker.unread.split(b"\n")
         for line in lines:
-            number, error, result = json.loads(line)
-            if error:
-                raise SentinelError(error)
+            number, refused, result = json.loads(line)
+            if refused:
+                raise SentinelError(refused)
+            worker.tasks -= 1
             yield number, result
 
-    def _run(self, out: int, into: int) -> int:
-        """Work on parts until this process is killed; gives the exit code. Runs in the process of a worker."""
-        for end in (self._tickets, out, *(worker.pipe for worker in self._workers)):
-            os.close(end)  # so that the parent's end is noticed, by an empty read or a broken pipe
+    def _forked(self) -> _Worker:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            for end in (ours, *(worker.end for worker in self._workers)):
+                end.close()  # so that the parent's end is noticed, by an empty read or a broken pipe
+            os._exit(self._run(theirs))
+        theirs.close()
+        ours.setblocking(False)
+        worker = _Worker(pid, ours)
+        self._workers.append(worker)
+        self._waiting.register(ours, selectors.EVENT_READ, worker)
+        return worker
+
+    def _run(self, end: socket.socket) -> int:
+        """Work on tasks until this process is killed; gives the exit code. Runs in the process of a worker."""
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core for each process
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this process
         try:
-            with os.fdopen(into, "w", encoding="ascii") as pipe:
-                while ticket := os.read(self._tickets_in, _TICKET):
-                    number = int.from_bytes(ticket, "big")
+            with end, end.makefile("rb") as tasks:
+                while line := tasks.readline():
+                    number, size, header = json.loads(line)
+                    content = tasks.read(size)
+                    if len(content) < size:
+                        return 1
                     error, result = "", None
                     try:
-                        result = self._work(self._parts[number])
+                        result = self._work(header, content)
                     except SentinelError as told:
                         error = str(told)
-                    pipe.write(json.dumps([number, error, result]) + "\n")
-                    pipe.flush()
-        except BrokenPipeError:
+                    end.sendall(json.dumps([number, error, result]).encode("ascii") + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
             return 1  # nobody reads any more
         except BaseException:  # noqa: BLE001 - a forked process must not go on with its parent's work
             traceback.print_exc()
@@ -151,4 +191,4 @@ class Workers:
         return 0
 
 
-__all__ = ["Workers", "jobs_for", "parts_of"]
+__all__ = ["Task", "Workers", "jobs_for"]

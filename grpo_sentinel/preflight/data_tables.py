@@ -1,0 +1,60 @@
+"""Blocks of Parquet and of the Arrow files of `datasets`; pyarrow is imported when the first one is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.data_blocks import BLOCK_ROWS, Block, Row, Table, Values
+
+ENDINGS = (".parquet", ".arrow")
+_MOST_BYTES = 4 << 20  # of the rows of one block: those of a table with long texts or pictures are fewer than usual
+
+
+def table_blocks(source: str, ending: str, tick: Callable[[], None]) -> Iterator[Block]:
+    """Read one file. Raises `SentinelError` without pyarrow; what cannot be read is a row that says why."""
+    try:
+        pyarrow = import_module("pyarrow")
+        parquet = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise SentinelError(f"{source} needs pyarrow, which is not installed here: pip install pyarrow") from error
+    number = 0
+    try:
+        for batch in _parquet(parquet, source) if ending == ".parquet" else _arrow(pyarrow, source):
+            rows = _rows_at_once(batch.nbytes, batch.num_rows)
+            for at in range(0, batch.num_rows, rows):
+                part = batch.slice(at, rows)
+                yield Table(source, number, part)
+                number += part.num_rows
+                tick()
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = f"not a readable {ending[1:]} file: {' '.join(str(error).split())[:200]}"
+        yield Values(source, number, (Row(source, number + 1, None, None, reason, "unreadable"),))
+
+
+def _rows_at_once(size: int, rows: int) -> int:
+    return max(1, min(BLOCK_ROWS, _MOST_BYTES * rows // max(1, size)))
+
+
+def _parquet(parquet: Any, source: str) -> Iterator[Any]:
+    """Batches, read by this thread alone: a process that is forked meanwhile has no other."""
+    with parquet.ParquetFile(source) as file:
+        size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
+        yield from file.iter_batches(batch_size=_rows_at_once(size, file.metadata.num_rows), use_threads=False)
+
+
+def _arrow(pyarrow: Any, source: str) -> Iterator[Any]:
+    """A file of `datasets`: an Arrow stream, or the file format."""
+    with pyarrow.memory_map(source) as mapped:
+        try:
+            yield from pyarrow.ipc.open_stream(mapped)
+        except pyarrow.ArrowInvalid:
+            mapped.seek(0)
+            file = pyarrow.ipc.open_file(mapped)
+            for index in range(file.num_record_batches):
+                yield file.get_batch(index)
+
+
+__all__ = ["ENDINGS", "table_blocks"]
