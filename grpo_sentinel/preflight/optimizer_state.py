@@ -10,10 +10,12 @@ from typing import Any
 
 from grpo_sentinel.halting.inert_pickle import Node
 from grpo_sentinel.halting.torch_file import CannotTell, scan_torch_file
+from grpo_sentinel.preflight.environment_host import read_json
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.report import Fault
 
 _FILES = ("optimizer.pt", "optimizer.bin")
+_ENDS = ("total_steps", "total_iters", "T_max")  # OneCycleLR; LinearLR and PolynomialLR; CosineAnnealingLR
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "sum")
 Shape = tuple[int, ...]
 
@@ -145,23 +147,26 @@ def _by_shape(state: OptimizerState, parameters: Mapping[str, Shape]) -> tuple[l
     return missing, stale
 
 
-def rate_faults(directory: Path, state: OptimizerState, where: str) -> list[Fault]:
-    """Compare the optimizer's learning rates with the schedule's last ones (S35)."""
-    path = directory / "scheduler.pt"
-    out: list[Fault] = []
+def rate_faults(directory: Path, state: OptimizerState, where: str) -> tuple[list[Fault], list[str]]:
+    """Compare the optimizer's learning rates with the schedule's last ones (S35); faults, and notes.
+
+    A rate of 0 is what most schedules end with, and a fault before their end.
+    """
+    faults: list[Fault] = []
+    notes: list[str] = []
+    schedule = _read_schedule(directory / "scheduler.pt")
     if state.rates and not any(state.rates):
-        out.append(Fault(level=Level.DOUBTFUL, code="learning-rate-zero", where=where,
-                         message=f"{state.file}: every learning rate is 0: nothing is learned from here",
-                         remedy="the schedule has ended: choose one that does not end at 0"))  # fmt: skip
-    try:
-        with path.open("rb") as file:
-            last = _get(scan_torch_file(file, path.name).tree, "_last_lr")
-    except (CannotTell, ValueError, OSError):
-        return out
-    expected = [float(one) for one in last if isinstance(one, (int, float))] if isinstance(last, list) else []
+        step, last = _position(directory, schedule)
+        if step is not None and last is not None and step >= last:
+            notes.append(f"every learning rate is 0: the schedule has ended, at step {step:,} of {last:,}; to train on "
+                         "from here, begin a new one")  # fmt: skip
+        else:
+            faults.append(_zero_rate(state, where, step, last))
+    rates = _get(schedule, "_last_lr")
+    expected = [float(one) for one in rates if isinstance(one, (int, float))] if isinstance(rates, list) else []
     pairs = list(zip(state.rates, expected, strict=False))
     if pairs and any(abs(a - b) > 1e-6 * max(abs(a), abs(b)) for a, b in pairs):
-        out.append(
+        faults.append(
             Fault(
                 level=Level.BROKEN,
                 code="learning-rate",
@@ -170,7 +175,36 @@ def rate_faults(directory: Path, state: OptimizerState, where: str) -> list[Faul
                 remedy="something set it behind the schedule's back, or the schedule steps twice",
             )
         )
-    return out
+    return faults, notes
+
+
+def _zero_rate(state: OptimizerState, where: str, step: int | None, last: int | None) -> Fault:
+    known = step is not None and last is not None
+    at = f"at step {step:,} of {last:,}" if known else "and neither trainer_state.json nor the schedule tells its end"
+    remedy = "see warm-up and the schedule's number of steps" if known else "if the schedule has ended, begin a new one"
+    return Fault(
+        level=Level.BROKEN if known else Level.DOUBTFUL, code="learning-rate-zero", where=where,
+        message=f"{state.file}: every learning rate is 0: nothing is learned from here, {at}", remedy=remedy,
+    )  # fmt: skip
+
+
+def _read_schedule(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            return scan_torch_file(file, path.name).tree
+    except (CannotTell, ValueError, OSError):
+        return None
+
+
+def _position(directory: Path, schedule: Any) -> tuple[int | None, int | None]:
+    """Step and last step: of trainer_state.json, else of a schedule that knows how long it is."""
+    saved = read_json(directory / "trainer_state.json")
+    step, last = saved.get("global_step"), saved.get("max_steps")
+    if isinstance(step, int) and isinstance(last, int) and last > 0:
+        return step, last
+    ends = (_get(schedule, name) for name in _ENDS)
+    step, last = _get(schedule, "last_epoch"), next((one for one in ends if isinstance(one, int)), None)
+    return (step, last) if isinstance(step, int) and last else (None, None)
 
 
 __all__ = ["OptimizerState", "Shape", "compare_state", "rate_faults", "read_optimizer_state"]

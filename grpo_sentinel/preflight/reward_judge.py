@@ -16,7 +16,7 @@ from grpo_sentinel.preflight.reward_cases import Perturbation, canaries
 from grpo_sentinel.preflight.reward_head import head_loss
 from grpo_sentinel.preflight.reward_robust import Limits, try_lengths, try_perturbations
 from grpo_sentinel.preflight.reward_target import Sample
-from grpo_sentinel.preflight.reward_trial import Trial, finite_pairs
+from grpo_sentinel.preflight.reward_trial import KEEPS_GRAPH, Trial, finite_pairs
 
 CASES = 20  # of each class (S15)
 _MODEL_TOLERANCE = 1e-3  # of the range: padding and batch size change the order of float32 sums
@@ -237,7 +237,7 @@ class RewardJudge:
                 examples = [f"{place}: {error}" for place, error in found.items()]
                 self.found.broken(code, f"{len(found)} {text}", remedy, len(found), examples)
         if graph := trial.graph_kept():
-            self.found.doubtful("keeps-graph", graph, "score inside torch.no_grad() or torch.inference_mode()")
+            self.found.doubtful("keeps-graph", graph, KEEPS_GRAPH)
         if trial.scored and not trial.scorer.is_model:
             self.found.looked_at.append("whether scoring keeps an autograd graph")
         if trial.latencies:

@@ -16,6 +16,7 @@ from grpo_sentinel.preflight.graph_watch import GraphSeen, watch_graph
 from grpo_sentinel.preflight.report import excerpt
 from grpo_sentinel.preflight.reward_target import Sample, Scorer
 
+KEEPS_GRAPH = "score inside torch.no_grad() or torch.inference_mode()"
 _PIECE_SECONDS = 2.0
 _MOST_AT_ONCE = 16  # texts in one forward of a model: what fits beside a trainer's own
 
@@ -166,4 +167,4 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
     return cross / size if size else None
 
 
-__all__ = ["OutOfTime", "Trial", "finite_pairs", "ranks", "spearman"]
+__all__ = ["KEEPS_GRAPH", "OutOfTime", "Trial", "finite_pairs", "ranks", "spearman"]

@@ -61,6 +61,12 @@ def one_token():
     return _changed(steep)
 def broken_norm():
     return _changed(lambda model, ids, logits: logits + torch.sqrt(model.model.norm.weight.sum() * 0))
+def hoarding():
+    kept = []
+    def change(model, ids, logits):
+        kept.append(logits)
+        return logits
+    return _changed(change)
 def unreached():
     model, tokenizer = plain()
     model.spare = torch.nn.Linear(3, 3)
@@ -111,6 +117,7 @@ def test_gradients_of_a_sane_policy_pass_in_silence_with_their_distribution_by_l
 ) -> None:
     report = check_gradients(str(policy_dir), replace(FAST, data=(answered_file,)))
     assert report.faults == ()
+    assert any("backwards of the same sample" in line for line in report.looked_at)
     layers: Any = report.facts["layers"]
     assert list(layers) == ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm"]
     for one in layers.values():
@@ -160,13 +167,13 @@ def test_each_bad_gradient_is_named_with_what_carries_it(
 def test_the_operation_that_makes_the_first_nan_is_named_and_memory_is_weighed(
     builders: Path, answered_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from grpo_sentinel.preflight.live import gradient_check
+    from grpo_sentinel.preflight.live import gradient_memory
 
     report = check_gradients(f"{builders}:broken_norm", replace(FAST, data=(answered_file,)))
     assert fault(report, "non-finite-gradient")
     assert report.facts["nan_operation"] in ("SqrtBackward0", "PowBackward0", "MulBackward0")
     assert "memory" not in {one.code for one in report.faults}
-    monkeypatch.setattr(gradient_check, "_free_bytes", lambda device: 1000)
+    monkeypatch.setattr(gradient_memory, "_free_bytes", lambda device: 1000)
     small = check_gradients(f"{builders}:broken_norm", replace(FAST, data=(answered_file,)))
     assert "GiB are free on cpu" in fault(small, "memory").message
 
@@ -285,7 +292,54 @@ def test_a_learning_rate_that_is_not_the_schedules_or_is_zero_is_told(checkpoint
         target = checkpoint(rate=rate, last=last)
         state = read_optimizer_state(target)
         assert isinstance(state, OptimizerState)
-        assert [one.code for one in rate_faults(target, state, "x")] == [code]
+        faults, notes = rate_faults(target, state, "x")
+        assert ([one.code for one in faults], notes) == ([code], [])
+
+
+@pytest.mark.parametrize(("step", "end", "level"), [(40, 40, None), (39, 40, "broken"), (40, None, "doubtful")])
+def test_a_rate_of_zero_is_a_note_at_the_end_of_the_schedule_and_a_fault_before_it(
+    checkpoint: Any, step: int, end: int | None, level: str | None
+) -> None:
+    from grpo_sentinel.preflight.optimizer_state import OptimizerState, rate_faults, read_optimizer_state
+
+    target = checkpoint(rate=0.0, last=0.0)
+    (target / "trainer_state.json").write_text(json.dumps({"global_step": step, **({"max_steps": end} if end else {})}))
+    state = read_optimizer_state(target)
+    assert isinstance(state, OptimizerState)
+    faults, notes = rate_faults(target, state, "x")
+    assert [one.level.value for one in faults] == ([level] if level else [])
+    assert len(notes) == (level is None)
+    assert f"{step} of 40" in " ".join([*notes, *(one.message for one in faults)]) or end is None
+
+
+@pytest.mark.parametrize("last_epoch", [3, 10])
+def test_a_schedule_that_knows_its_own_length_tells_its_end_without_a_trainer(checkpoint: Any, last_epoch: int) -> None:
+    import torch
+
+    from grpo_sentinel.preflight.optimizer_state import OptimizerState, rate_faults, read_optimizer_state
+
+    target = checkpoint(rate=0.0)
+    torch.save({"_last_lr": [0.0], "last_epoch": last_epoch, "T_max": 10}, target / "scheduler.pt")
+    state = read_optimizer_state(target)
+    assert isinstance(state, OptimizerState)
+    faults, notes = rate_faults(target, state, "x")
+    assert (len(faults), len(notes)) == ((0, 1) if last_epoch == 10 else (1, 0))
+
+
+def test_a_model_that_keeps_every_loss_with_its_graph_is_told_with_the_kind(builders: Path, answered_file: str) -> None:
+    report = check_gradients(f"{builders}:hoarding", replace(FAST, data=(answered_file,)))
+    assert codes(report) == {"memory-grows"}
+    assert "float32[" in fault(report, "memory-grows").message
+
+
+def test_peaked_layers_are_told_beside_a_fault_that_they_explain_and_not_beside_nothing_found(
+    builders: Path, answered_file: str
+) -> None:
+    sane = check_gradients(f"{builders}:plain", replace(FAST, data=(answered_file,)))
+    assert (sane.faults, sane.notes, sane.facts["peaked_layers"]) == ((), (), [])
+    carried = check_gradients(f"{builders}:one_token", replace(FAST, data=(answered_file,)))
+    assert carried.facts["peaked_layers"]
+    assert "few elements carry it" in " ".join(carried.notes)
 
 
 def test_updates_that_bfloat16_weights_cannot_hold_are_told(checkpoint: Any, answered_file: str) -> None:

@@ -285,7 +285,7 @@ def test_every_code_of_the_check_is_documented() -> None:
 
     root = Path(__file__).resolve().parents[2]
     text = (root / "docs" / "checks.md").read_text()
-    for name in ("policy_judge", "policy_check", "engines", "gradient_check", "loading"):
+    for name in ("policy_judge", "policy_check", "engines", "gradient_check", "gradient_memory", "loading"):
         source = (root / "grpo_sentinel" / "preflight" / "live" / f"{name}.py").read_text()
         found = re.findall(
             r'(?:broken|doubtful|cannot_tell)\(\s*"([a-z0-9-]+)"|code="([a-z0-9-]+)"|level, "([a-z0-9-]+)"', source

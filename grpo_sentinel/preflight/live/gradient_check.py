@@ -5,35 +5,33 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from grpo_sentinel.agent.probes.memory import parse_meminfo
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.findings import Findings
 from grpo_sentinel.preflight.gradients import GradientOptions
+from grpo_sentinel.preflight.live import gradient_memory as held
 from grpo_sentinel.preflight.live.anomaly import first_nan_operation
 from grpo_sentinel.preflight.live.budget import SAMPLING_SHARE, affordable
 from grpo_sentinel.preflight.live.carriers import Carriers, find_carriers
 from grpo_sentinel.preflight.live.loading import Loaded, load_policy
 from grpo_sentinel.preflight.live.rollout import Batch, generate, given_responses
 from grpo_sentinel.preflight.live.scoring import advantages, backward
-from grpo_sentinel.preflight.live.spread import FP16_LARGEST, Spread, gradients_of, spreads
-from grpo_sentinel.preflight.look import Level
+from grpo_sentinel.preflight.live.spread import Spread, gradients_of, spreads
 from grpo_sentinel.preflight.optimizer_state import compare_state, rate_faults, read_optimizer_state
 from grpo_sentinel.preflight.prompts import built_in_prompts, read_prompts
-from grpo_sentinel.preflight.report import CheckReport, Fault, excerpt
+from grpo_sentinel.preflight.report import CheckReport, excerpt
 from grpo_sentinel.preflight.reward import load_target
-from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
+from grpo_sentinel.preflight.reward_trial import KEEPS_GRAPH, OutOfTime, Trial
 
 _PASSES = 7.0  # forwards a sample: scoring, three for the backward of all, three for its own
-_ADAM_BYTES = 8  # two float32 moments of every trained element
+_GROWTH_SECONDS = 10.0  # at most, for seeing whether memory grows
 _LAST_SECONDS = 1.0  # kept for the optimizer's file and the report
-_LOSS_SCALE = 65536.0  # where torch.amp.GradScaler begins
 _BF16_STEP = 2.0**-9  # half of the gap between neighbours, relative
 _FAIR = 4.0  # times its fair share before one token is told
+_CARRIED_BY_FEW = ("one-sample", "one-token", "layer-dominates", "norm")
 _OUTLIER = 20.0  # times the median sample's norm before one sample is told
 
 
@@ -46,7 +44,7 @@ def check(target: str, options: GradientOptions) -> CheckReport:
     found.faults += loaded.faults
     batch, weights = _batch(loaded, options, found, deadline)
     whole = len(batch.samples)
-    batch, own, _ = affordable(loaded, batch, deadline - _LAST_SECONDS, _PASSES)
+    batch, own, each = affordable(loaded, batch, deadline - _LAST_SECONDS, _PASSES)
     weights = weights[: len(batch.samples)]
     if len(batch.samples) < whole:
         found.not_seen.append(f"{whole - len(batch.samples)} of {whole} samples: the time was up (--timeout, --device)")
@@ -59,9 +57,19 @@ def check(target: str, options: GradientOptions) -> CheckReport:
     _parameters(found, loaded)
     carriers = find_carriers(loaded, batch, weights, own.logp_BC, deadline - _LAST_SECONDS)
     _carried(found, loaded, batch, carriers, options)
+    _peaks(found, options.spike)
     _operation(found, loaded, batch, weights, own.logp_BC, carriers)
-    _memory(found, loaded)
-    _headroom(found, loaded, carriers, own.largest_logit)
+    held.memory(found, loaded)
+    held.headroom(found, loaded, carriers, own.largest_logit)
+    held.growth(
+        found,
+        loaded,
+        batch,
+        weights,
+        own.logp_BC,
+        min(deadline - _LAST_SECONDS, time.monotonic() + _GROWTH_SECONDS),
+        each,
+    )
     _optimizer(found, loaded)
     return found.report("gradients", time.monotonic() - began)
 
@@ -93,10 +101,13 @@ def _batch(
 def _rewarded(batch: Batch, options: GradientOptions, found: Findings) -> torch.Tensor:
     size = len(batch.samples)
     if options.reward:
+        trial = Trial(load_target(options.reward), time.monotonic() + 20.0)
         try:
-            values = Trial(load_target(options.reward), time.monotonic() + 20.0).score(batch.samples)
+            values = trial.score(batch.samples)
         except OutOfTime:
             values = []
+        if graph := trial.graph_kept():
+            found.doubtful("keeps-graph", f"{options.reward}: {graph}", KEEPS_GRAPH)
         if values and all(one is not None and math.isfinite(one) for one in values):
             weights = advantages(torch.tensor([float(one or 0.0) for one in values]), batch.group_size)
             if bool((weights != 0).any()):
@@ -137,19 +148,13 @@ def _layers(found: Findings, loaded: Loaded, options: GradientOptions) -> None:
 
 
 def _spikes(found: Findings, by_layer: dict[str, Spread], options: GradientOptions) -> None:
-    """max > 10 means is one sign: every gradient of a transformer has it, so it is a fact and no fault by itself."""
+    """max > 10 means is one sign of several (S25), and every transformer has it: a fact, told where more is wrong."""
     signs = []
     for name, spread in by_layer.items():
         one = spread.summary()
         if one["count"] and one["max"] > options.spike * one["mean"] and one["p95"] < 0.1 * one["max"]:
             signs.append(name)
-    found.facts["spiky_layers"] = signs
-    if signs:
-        found.notes.append(
-            f"in {len(signs)} of {len(by_layer)} layers the largest |gradient| is above {options.spike:g} means and "
-            "ten times the 95th percentile: few elements carry it. Transformers have that by themselves; it is a fault "
-            "only beside one-sample, one-token or layer-dominates"
-        )
+    found.facts["peaked_layers"] = signs
     norms = sorted(spread.norm for spread in by_layer.values())
     median = norms[len(norms) // 2] if norms else 0.0
     far = [name for name, spread in by_layer.items() if median and spread.norm > 100 * median]
@@ -243,6 +248,16 @@ def _carried(
                        examples=(f"{batch.samples[row].place}, token {place}: {token} {text!r}",))  # fmt: skip
 
 
+def _peaks(found: Findings, spike: float) -> None:
+    """Peaked layers are told beside a fault that they explain; by themselves every transformer has them (S25)."""
+    layers = found.facts["peaked_layers"]
+    if isinstance(layers, list) and layers and any(map(found.has, _CARRIED_BY_FEW)):
+        found.notes.append(f"in {len(layers)} layers the largest |gradient| is above {spike:g} means and ten times the "
+                           "95th percentile: few elements carry it, as the faults above say")  # fmt: skip
+    else:
+        found.facts["peaked_layers"] = []
+
+
 def _stands_out(norms: Sequence[float], index: int) -> bool:
     """Far above the median of the others that have a gradient: among few samples one carries half of it by chance."""
     others = sorted(one for place, one in enumerate(norms) if place != index and one > 0)
@@ -268,55 +283,6 @@ def _operation(
         found.looked_at.append(f"{place} again under anomaly detection: {name} gives the first NaN")
 
 
-def _memory(found: Findings, loaded: Loaded) -> None:
-    """What weights, gradients and Adam's moments of this model need, against what there is (S30)."""
-    sizes = [(one.numel(), one.element_size(), one.requires_grad) for one in loaded.model.parameters()]
-    weights = sum(count * size for count, size, _ in sizes)
-    trained = sum(count * (size + _ADAM_BYTES) for count, size, grad in sizes if grad)
-    free = _free_bytes(loaded.device)
-    found.facts["memory_bytes"] = {"weights": weights, "gradients_and_moments": trained, "free_now": free}
-    if free is not None and trained > free:
-        found.doubtful(
-            "memory", f"gradients and Adam's moments need {trained / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free "
-            f"on {loaded.device}: one process cannot train this model here",
-            "shard it (FSDP, ZeRO), train adapters, or use an 8-bit optimizer",
-        )  # fmt: skip
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
-        return None
-    try:
-        available = parse_meminfo(Path("/proc/meminfo").read_text()).get("MemAvailable")
-    except OSError:
-        return None
-    return None if available is None else int(available)
-
-
-def _headroom(found: Findings, loaded: Loaded, carriers: Carriers, largest_logit: float) -> None:
-    """How near float16 and bfloat16 are to their limits with these numbers."""
-    layers = found.facts["layers"]
-    assert isinstance(layers, dict)
-    largest = max((one.get("max", 0.0) for one in layers.values()), default=0.0)
-    activation = max(carriers.largest_hidden, largest_logit)
-    found.facts["headroom"] = {
-        "largest_gradient": largest, "float16_at_loss_scale_65536": largest * _LOSS_SCALE / FP16_LARGEST,
-        "largest_activation": activation, "float16_activation": activation / FP16_LARGEST,
-    }  # fmt: skip
-    found.looked_at.append("headroom of float16 and bfloat16: gradients, activations, logits")
-    if activation > FP16_LARGEST / 4:
-        level = Level.BROKEN if loaded.dtype == "float16" else Level.DOUBTFUL
-        found.add(level, "float16-activations", f"activations reach {activation:,.0f}; float16 ends at 65,504",
-                  "use bfloat16, which ends at 3e38")  # fmt: skip
-    if largest * _LOSS_SCALE > FP16_LARGEST:
-        found.notes.append(
-            f"float16 with a loss scale of 65,536 would overflow (largest gradient {largest:.3g}): the scaler begins "
-            "by skipping updates"
-        )
-
-
 def _optimizer(found: Findings, loaded: Loaded) -> None:
     """State of a checkpoint's optimizer against the parameters (S33, S34), its rates (S35), and bfloat16's steps."""
     if loaded.directory is None:
@@ -328,9 +294,10 @@ def _optimizer(found: Findings, loaded: Loaded) -> None:
         found.not_seen.append(state)
         return
     shapes = {name: tuple(one.shape) for name, one in loaded.model.named_parameters() if one.requires_grad}
-    faults: list[Fault] = compare_state(state, shapes, loaded.name)
-    faults += rate_faults(loaded.directory, state, loaded.name)
+    found.faults += compare_state(state, shapes, loaded.name)
+    faults, notes = rate_faults(loaded.directory, state, loaded.name)
     found.faults += faults
+    found.notes += notes
     found.looked_at.append(f"{state.file}: {len(state.shapes)} states of {len(state.held)} parameters, not unpickled")
     found.facts["learning_rates"] = list(state.rates[:4])
     rate = max(state.rates, default=0.0)

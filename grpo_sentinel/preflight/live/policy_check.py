@@ -27,7 +27,7 @@ from grpo_sentinel.preflight.report import CheckReport, Fault
 from grpo_sentinel.preflight.reward import load_target
 from grpo_sentinel.preflight.reward_head import head_loss
 from grpo_sentinel.preflight.reward_target import Sample
-from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
+from grpo_sentinel.preflight.reward_trial import KEEPS_GRAPH, OutOfTime, Trial
 
 _REWARD_SECONDS = 20.0
 _PASSES = 4.0  # forwards a sample: scoring, and three for the backward
@@ -57,9 +57,7 @@ def _prompts(options: PolicyOptions, notes: Findings) -> list[Sample]:
     return built_in_prompts(count)
 
 
-def _run(
-    policy: Loaded, prompts: Sequence[Sample], options: PolicyOptions, notes: Findings, deadline: float
-) -> None:
+def _run(policy: Loaded, prompts: Sequence[Sample], options: PolicyOptions, notes: Findings, deadline: float) -> None:
     try:
         batch = generate(
             policy, prompts, group_size=options.group_size, max_tokens=options.max_tokens, seed=options.seed,
@@ -150,6 +148,8 @@ def _rewards(
     except OutOfTime:
         notes.cannot_tell("timeout", f"{target} did not score the samples in {seconds:.0f} s", "see check reward")
         return None
+    if graph := trial.graph_kept():
+        notes.doubtful("keeps-graph", f"{target}: {graph}", KEEPS_GRAPH)
     bad = [one for one in values if one is None or not math.isfinite(one)]
     if bad:
         raised = next(iter(trial.raised.values()), "")
