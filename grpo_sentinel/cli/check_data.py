@@ -31,6 +31,10 @@ from grpo_sentinel.preflight.data_sources import STDIN, expand
     metavar="N",
     help="Limit of prompt and response: tokens with --tokenizer (default: the model's), else characters.",
 )
+@click.option(
+    "--repeats", type=click.FloatRange(0, 1), default=Limits().repeats, show_default=True, metavar="SHARE",
+    help="Share of rows that may repeat an earlier one; 1: all, and a clean copy keeps them.",
+)  # fmt: skip
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="DIR", help="Directory of a model or tokenizer.")
 @click.option("--eval", "evaluation", multiple=True, metavar="FILE", help="Evaluation set: its prompts must not be in.")
 @click.option("--write-clean", type=click.Path(path_type=Path), metavar="FILE",
@@ -40,7 +44,7 @@ from grpo_sentinel.preflight.data_sources import STDIN, expand
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/data-check).")
 def data(
     files: tuple[str, ...], prompt: str, response: str, answer: str, reward: str, require: tuple[str, ...],
-    reward_range: tuple[float, float] | None, max_length: int | None, tokenizer: Path | None,
+    reward_range: tuple[float, float] | None, max_length: int | None, repeats: float, tokenizer: Path | None,
     evaluation: tuple[str, ...], write_clean: Path | None, jobs: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Check samples: fields, empty texts, lengths, characters that poison, duplicates, answers, rewards, leakage.
@@ -53,7 +57,8 @@ def data(
         raise click.BadParameter(f"expected LOW <= HIGH, got {low:g} {high:g}", param_hint="--reward-range")
     options = DataOptions(
         fields=Fields(prompt=prompt, response=response, answer=answer, reward=reward, required=require),
-        limits=Limits(reward_low=low, reward_high=high, max_length=max_length), evaluation=evaluation,
+        limits=Limits(reward_low=low, reward_high=high, max_length=max_length, repeats=repeats),
+        evaluation=evaluation,
         tokenizer=tokenizer, write_clean=write_clean, jobs=jobs,
     )  # fmt: skip
     with _bar(files, shown=not as_json and sys.stderr.isatty()) as progress:

@@ -18,19 +18,17 @@ from typing import Any
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.data_blocks import Block, Row, unpacked
 from grpo_sentinel.preflight.data_checks import (
-    MOST_REMEMBERED,
     Judge,
     Judged,
     Limits,
-    Seen,
     judge_rewards,
-    prompt_hash,
     shown,
 )
 from grpo_sentinel.preflight.data_clean import CleanCopy
 from grpo_sentinel.preflight.data_faults import KINDS, Tally
 from grpo_sentinel.preflight.data_lengths import Lengths, Rewards
 from grpo_sentinel.preflight.data_parallel import Workers, jobs_for
+from grpo_sentinel.preflight.data_repeats import MOST_REMEMBERED, Repeats, text_hash
 from grpo_sentinel.preflight.data_shapes import Fields, joined, lookup, recognise, split_conversation, texts_of
 from grpo_sentinel.preflight.data_sources import expand, read_blocks
 from grpo_sentinel.preflight.data_tokens import Encoder
@@ -102,7 +100,7 @@ def _evaluation(sources: Iterable[str], given: Fields) -> Iterator[int]:
             if row.value is not None and fields is not None:
                 messages, _ = texts_of(lookup(row.value, fields.prompt))
                 if messages:
-                    yield prompt_hash(joined(messages))
+                    yield text_hash(joined(messages))
 
 
 def _rows_of(blocks: Iterable[Block]) -> Iterator[Row]:
@@ -173,21 +171,22 @@ class _DataCheck:
         self._limit = options.limits.max_length or (encoder.limit if encoder else None)
         self._evaluation = evaluation
         self._options = options
-        self._seen = Seen()
-        self._judge = self._new_judge(apart=False)
+        self._repeats = Repeats()
+        self._judge = self._new_judge(self._repeats)
         self._tally = Tally()
         self._rewards = Rewards()
         self._lengths = Lengths()
         self._prompts = Lengths()
         self._rows: dict[str, int] = {}
         self._shapes: dict[str, Fields] = {}
-        self._total = self._bad = 0
+        self._total = self._bad = self._only_repeated = 0  # rows: all, with a fault, with no other than a duplicate
         self._copy: CleanCopy | None = None
+        self._all_kept = options.limits.repeats >= 1  # whatever repeats, also in a clean copy
         self._apart: _Apart | None = None  # gathered instead of judged, in a process of --jobs
 
-    def _new_judge(self, *, apart: bool) -> Judge:
+    def _new_judge(self, repeats: Repeats | None) -> Judge:
         special = self._encoder.special_tokens if self._encoder else ()
-        return Judge(self._options.limits, special_tokens=special, eval_hashes=self._evaluation, apart=apart)
+        return Judge(self._options.limits, special_tokens=special, eval_hashes=self._evaluation, repeats=repeats)
 
     def read(self, sources: Iterable[str], copy: CleanCopy | None) -> None:
         """Read all files to their ends."""
@@ -231,7 +230,7 @@ class _DataCheck:
         kind, source, number, named = header
         fields = None if named is None else Fields(**{**named, "required": tuple(named["required"])})
         one = _DataCheck(self._options, self._encoder, self._evaluation, None)
-        one._judge = one._new_judge(apart=True)
+        one._judge = one._new_judge(None)
         one._apart = _Apart()
         one.read_source(source, unpacked(kind, source, number, content).rows(), fields)
         return {
@@ -250,10 +249,11 @@ class _DataCheck:
         apart = _Apart(**done["apart"])
         self._rewards.add(apart.rewards)
         for key, number, faulty in zip(apart.keys, apart.numbers, apart.faulty, strict=True):
-            if self._seen.repeats(key, bool(faulty & 1)):
-                text = task.prompt(number) if self._tally.wants_example("duplicate") else ""
-                self._tally.add("duplicate", shown(source, number, text))
+            if code := self._repeats.code(key, bool(faulty & 1)):
+                text = task.prompt(number) if self._tally.wants_example(code) else ""
+                self._tally.add(code, shown(source, number, text))
                 self._bad += not faulty & 2
+                self._only_repeated += code == "duplicate" and not faulty & 2
 
     def _advance(self, source: str) -> Callable[[int], None] | None:
         progress = self._progress
@@ -303,8 +303,11 @@ class _DataCheck:
             example = shown(row.source, row.number, text) if self._tally.wants_example(code) else ""
             self._tally.add(code, example, detail)
         self._bad += bool(faults)
+        self._only_repeated += len(faults) == 1 and faults[0][0] == "duplicate"
         if self._copy is not None:
-            reasons = [code for code, _, _ in faults if KINDS[code].drop]
+            reasons = [
+                code for code, _, _ in faults if KINDS[code].drop and not (code == "duplicate" and self._all_kept)
+            ]
             if reasons:
                 self._copy.drop(row, reasons)
             else:
@@ -316,11 +319,17 @@ class _DataCheck:
             raise SentinelError(f"{', '.join(sources)}: there is not one row in it; give a file with samples")
         for code, text, detail in judge_rewards(self._rewards.moments()):
             self._tally.add(code, text, detail)
+        notes = self._encoder.notes() if self._encoder else ()
+        if why := self._repeats.count and self._repeats.note(self._total, self._options.limits.repeats):
+            self._bad -= self._only_repeated
+            once = (
+                "; the clean copy holds one of each, --repeats 1 keeps all" if self._copy and not self._all_kept else ""
+            )
+            notes = (*notes, f"{why} (first {self._tally.take('duplicate')[0]}){once}")
         return CheckReport(
             kind="data", subject=", ".join(sources), looked_at=self._looked_at(evaluated),
             not_seen=self._not_seen(evaluated),
-            faults=gravest_first(list(self._tally.faults())), notes=self._encoder.notes() if self._encoder else (),
-            facts=self._facts(), seconds=seconds,
+            faults=gravest_first(list(self._tally.faults())), notes=notes, facts=self._facts(), seconds=seconds,
         )  # fmt: skip
 
     def _looked_at(self, evaluated: int) -> tuple[str, ...]:
@@ -349,16 +358,20 @@ class _DataCheck:
             out.append("lengths against a limit (--max-length N)")
         if not evaluated:
             out.append("leakage into an evaluation set (--eval FILE)")
-        if self._judge.forgetful or self._seen.forgetful:
+        if self._repeats.forgetful:
             out.append(f"duplicates beyond the first {MOST_REMEMBERED:,} distinct rows")
+        if media := {fields.media for fields in self._shapes.values() if fields.media}:
+            out.append(
+                f"duplicates and leakage: {', '.join(sorted(media))} would have to be compared, not the text alone"
+            )
         return tuple(out)
 
     def _facts(self) -> dict[str, object]:
         unit = "tokens" if self._encoder else "characters"
         facts: dict[str, Any] = {
             "rows": self._total, "rows_with_faults": self._bad, "rows_by_file": dict(self._rows),
-            "faults": {code: self._tally.counts[code] for code in KINDS if code in self._tally.counts}, "length_unit": unit, "lengths": self._lengths.summary(),
-            "length_limit": self._limit,
+            "faults": {code: self._tally.counts[code] for code in KINDS if code in self._tally.counts},
+            "length_unit": unit, "lengths": self._lengths.summary(), "length_limit": self._limit,
         }  # fmt: skip
         if self._encoder:
             facts["prompt_lengths"] = self._prompts.summary()

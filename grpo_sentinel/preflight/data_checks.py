@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_sentinel.preflight.data_repeats import Repeats, row_key, text_hash
 from grpo_sentinel.preflight.data_shapes import (
     MISSING,
     Fields,
@@ -25,14 +26,12 @@ from grpo_sentinel.stats import Moments
 # controls without \t \n \r; U+FFFD stands for lost text, surrogates cannot be encoded, U+FFFE and U+FFFF are none
 _POISON = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffd-\uffff\ud800-\udfff]")
 _CONTROLS = bytes(code for code in range(128) if _POISON.match(chr(code)))
-_SPACES = b" \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f"  # what str.split() takes for white space
 _NAMES = {"\x00": "NUL", "\ufffd": "U+FFFD"}
-_SPECIAL = (
+_SPECIAL = (  # of well-known families, where no tokenizer is given
     r"<\|[a-zA-Z0-9_]{2,40}\|>|</?s>|<(?:bos|eos|pad|unk|mask|start_of_turn|end_of_turn)>|\[/?INST\]|<</?SYS>>"
     r"|<｜[^｜<>]{2,40}｜>"
 )
 Faults = list[tuple[str, str, str]]  # code, text for the example, detail
-MOST_REMEMBERED = 2_000_000  # hashes of rows, about 150 MB; beyond that duplicates are no longer sought
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +41,7 @@ class Limits:
     reward_low: float | None = None
     reward_high: float | None = None
     max_length: int | None = None  # tokens where there is a tokenizer, else characters
+    repeats: float = 0.01  # share of rows that may repeat an earlier one before that is a fault
 
 
 @dataclass(slots=True)
@@ -53,12 +53,12 @@ class Judged:
     response: Messages
     rewards: list[float]
     length: int  # characters of prompt and response
-    key: int | None = None  # hash of the row, where duplicates are sought by somebody else
+    key: int | None = None  # of `row_key`, where repeats are sought
     faulty: bool = False  # before tokens were looked at
 
 
 class Judge:
-    """Judges samples of one shape and remembers hashes for duplicates; one for all files of a run."""
+    """Judges samples of one shape; `repeats` remembers them, where this process sees all of them."""
 
     def __init__(
         self,
@@ -66,20 +66,14 @@ class Judge:
         *,
         special_tokens: Iterable[str] = (),
         eval_hashes: frozenset[int] = frozenset(),
-        apart: bool = False,
+        repeats: Repeats | None = None,
     ) -> None:
         own = sorted((re.escape(token) for token in special_tokens if len(token) > 2), key=len, reverse=True)
-        self._special = re.compile("|".join([*own, _SPECIAL]))
-        self._special_starts = tuple({token[0] for token in special_tokens if token} | {"<", "["})
+        self._special = re.compile("|".join(own) or _SPECIAL)
+        self._special_starts = tuple({token[0] for token in special_tokens if len(token) > 2} or {"<", "["})
         self._limits = limits
-        self._seen = Seen()
-        self._apart = apart
+        self._repeats = repeats
         self._eval = eval_hashes
-
-    @property
-    def forgetful(self) -> bool:
-        """More rows than it remembers."""
-        return self._seen.forgetful
 
     def judge(self, row: Mapping[str, Any], fields: Fields) -> Judged:
         """Judge one row; the order of faults is the order of the checks."""
@@ -101,7 +95,7 @@ class Judge:
             if start in asked and (found := self._special.search(asked)):
                 faults.append(("special-token", asked[max(0, found.start() - 20) :], found[0]))
                 break
-        key = self._repeated(whole, answered, faults) if whole else None
+        key = self._repeated(row, fields, whole, answered, faults) if whole and not fields.media else None
         return Judged(faults, prompt, response, rewards, len(whole) + len(answered), key, bool(faults))
 
     def _texts(self, row: Mapping[str, Any], fields: Fields, faults: Faults) -> tuple[Messages, Messages]:
@@ -192,14 +186,15 @@ class Judge:
         elif usual and (kind := kind_of(value)) != usual:
             faults.append(("odd-answer", repr(value)[:80], f"{kind or type(value).__name__} among {usual}"))
 
-    def _repeated(self, whole: str, answered: str, faults: Faults) -> int:
-        key = prompt_hash(whole)
-        if key in self._eval:
+    def _repeated(
+        self, row: Mapping[str, Any], fields: Fields, whole: str, answered: str, faults: Faults
+    ) -> int:  # fmt: skip
+        prompt = text_hash(whole)
+        if prompt in self._eval:
             faults.append(("leakage", whole, ""))
-        if answered:  # a prompt with several responses is a group, not a repetition
-            key = hash((key, answered))
-        if not self._apart and self._seen.repeats(key, bool(faults)):
-            faults.append(("duplicate", whole, ""))
+        key = row_key(prompt, answered, lookup(row, fields.answer) if fields.answer else None)
+        if self._repeats is not None and (code := self._repeats.code(key, bool(faults))):
+            faults.append((code, whole, ""))
         return key
 
 
@@ -208,33 +203,6 @@ def _says_something(messages: Messages) -> bool:
         if text and not text.isspace():
             return True
     return False
-
-
-class Seen:
-    """Hashes of the rows so far, in bounded memory."""
-
-    def __init__(self) -> None:
-        self._keys: set[int] = set()
-        self.forgetful = False  # more rows than it remembers
-
-    def repeats(self, key: int, faulty: bool) -> bool:
-        """Tell whether a row came before, and remember it."""
-        if key in self._keys:
-            return True
-        if faulty:
-            return False  # a clean copy drops it: a good row with the same prompt must not go too
-        if len(self._keys) < MOST_REMEMBERED:
-            self._keys.add(key)
-        else:
-            self.forgetful = True
-        return False
-
-
-def prompt_hash(text: str) -> int:
-    """Hash a prompt so that case and white space do not matter; 61 bits, good for this process only."""
-    if text.isascii():  # the hash of bytes is that of the same text
-        return hash(text.encode().lower().translate(None, _SPACES))
-    return hash("".join(text.lower().split()))
 
 
 def _number(value: Any) -> float | None:
@@ -267,4 +235,4 @@ def shown(source: str, number: int, text: str) -> str:
     return f"{source}:{number}" + (f": {excerpt(text)}" if text else "")
 
 
-__all__ = ["MOST_REMEMBERED", "Judge", "Judged", "Limits", "Seen", "judge_rewards", "prompt_hash", "shown"]
+__all__ = ["Judge", "Judged", "Limits", "judge_rewards", "shown"]

@@ -54,7 +54,9 @@ KINDS: dict[str, Kind] = {
         Kind("special-token", _D, "texts of users hold special tokens as text",
              "remove or escape them: a tokenizer turns them into control tokens that end a turn or fake a role"),
         Kind("duplicate", _D, "rows repeat an earlier one",
-             "drop them, or mean it: they weigh twice and inflate evaluation"),
+             "drop them, or mean it (--repeats 1): they weigh twice and inflate evaluation"),
+        Kind("conflicting-answer", _D, "rows repeat the prompt of an earlier one and give another answer",
+             "see which is right: the same completion is rewarded in one row and punished in the other"),
         Kind("leakage", _B, "prompts stand in the evaluation set too",
              "drop them from training: the evaluation measures memory"),
         Kind("constant-reward", _D, "rewards are all the same",
@@ -87,6 +89,12 @@ class Tally:
     def wants_example(self, code: str) -> bool:
         """Whether another example of it would be kept: making one costs more than counting."""
         return len(self.examples.get(code, ())) < EXAMPLES
+
+    def take(self, code: str) -> tuple[str, ...]:
+        """Count one kind no longer; gives its examples."""
+        for table in (self.counts, self.details):
+            table.pop(code, None)
+        return tuple(self.examples.pop(code, ()))
 
     def merge(self, other: Tally) -> None:
         """Take in what was counted after this."""

@@ -24,6 +24,7 @@ _ANSWERS = (
     "reference_answer",
 )  # fmt: skip
 _REWARDS = ("reward", "score", "rewards", "scores")
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _SYSTEM_ROLES = ("system", "developer")
 
 
@@ -38,6 +39,7 @@ class Fields:
     reward: str = ""
     required: tuple[str, ...] = ()
     answer_kind: str = ""  # what most answers are: text, number, list or mapping
+    media: str = ""  # pictures or sound: the text alone is not the sample
 
     def named(self) -> tuple[str, ...]:
         """The fields that were found."""
@@ -85,7 +87,7 @@ def recognise(rows: Sequence[Mapping[str, Any]], given: Fields | None = None) ->
     kinds = Counter(kind for row in rows if answer and (kind := kind_of(lookup(row, answer))))
     found = Fields(
         prompt=prompt, response=response, answer=answer, reward=reward, required=required,
-        answer_kind=max(kinds, key=lambda kind: kinds[kind], default=""),
+        answer_kind=max(kinds, key=lambda kind: kinds[kind], default=""), media=pick("", _MEDIA),
     )  # fmt: skip
     return replace(found, shape=_shape(found, first))
 

@@ -133,7 +133,7 @@ def test_the_same_data_reads_the_same_from_every_format_and_from_stdin(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     rows = [{"prompt": f"what is {n}, then?", "answer": str(n), "reward": str(n / 40)} for n in range(40)]
-    rows[5]["prompt"] = rows[4]["prompt"]
+    rows[5] |= {"prompt": rows[4]["prompt"], "answer": rows[4]["answer"]}
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     (tmp_path / "a.jsonl").write_bytes(lines)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
@@ -576,6 +576,58 @@ def test_a_real_tokenizer_measures_length_template_faults_and_special_tokens(tmp
         "doubled-bos": 1,
         "special-token": 1,
     }
+
+
+def drawn(count: int, pool: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"{n * n % pool} + 1 =", "answer": str(n * n % pool + 1)} for n in range(count)]
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    (drawn(500, 97), "drawn again and again from a pool of 49"),
+    ([*({"prompt": f"{n}?"} for n in range(300)), {"prompt": "7?"}], "1 of 301 rows repeats an earlier one"),
+])  # fmt: skip
+def test_prompts_of_a_small_pool_and_a_rare_repetition_are_a_note_and_exit_code_0(
+    rows: list[Any], said: str, tmp_path: Path, capsys: Any
+) -> None:
+    path = write(tmp_path / "a.jsonl", rows)
+    for jobs in ("1", "2"):
+        assert main(["check", "data", path, "--jobs", jobs, "--json"]) == 0
+        body = json.loads(capsys.readouterr().out)
+        (note,) = body["notes"]
+        assert said in note
+        assert f"(first {path}:" in note
+        assert (body["clean"], body["facts"]["rows_with_faults"], body["facts"]["faults"]) == (True, 0, {})
+
+
+def test_a_file_given_twice_over_and_more_repeats_than_allowed_are_a_fault(tmp_path: Path, capsys: Any) -> None:
+    path = write(tmp_path / "a.jsonl", [*good(100), *good(100)])
+    assert counts(check_data([path])) == {"duplicate": 100}
+    assert main(["check", "data", path, "--repeats", "0.6"]) == 0
+    once = write(tmp_path / "b.jsonl", [*good(300), good()[3]])
+    assert counts(check_data([once], DataOptions(limits=Limits(repeats=0)))) == {"duplicate": 1}
+    capsys.readouterr()
+    for share, kept, said in (("0.6", 100, "the clean copy holds one of each"), ("1", 200, "")):
+        assert main(["check", "data", path, "--repeats", share, "--write-clean", str(tmp_path / "c.jsonl")]) == 0
+        assert said in capsys.readouterr().out
+        assert len((tmp_path / "c.jsonl").read_text().splitlines()) == kept
+
+
+def test_the_same_prompt_with_another_answer_is_told_also_among_many_repeats(tmp_path: Path) -> None:
+    rows = drawn(500, 97)
+    rows[400]["answer"] = "1000"
+    rows[450]["answer"] = f" {rows[450]['answer']} "
+    for jobs in (1, 2):
+        report = check_data([write(tmp_path / "a.jsonl", rows)], DataOptions(jobs=jobs))
+        assert counts(report) == {"conflicting-answer": 1}
+        assert ":401: " in report.faults[0].examples[0]
+        assert report.facts["rows_with_faults"] == 1
+
+
+def test_questions_about_pictures_are_no_duplicates_of_one_another(tmp_path: Path) -> None:
+    rows = [{"prompt": "Find x.", "images": [f"{n}.png"], "answer": str(n)} for n in range(40)]
+    report = check_data([write(tmp_path / "a.jsonl", rows)])
+    assert report.faults == ()
+    assert any("images" in line for line in report.not_seen)
 
 
 def test_a_good_row_is_kept_though_a_faulty_one_before_it_has_the_same_prompt(tmp_path: Path) -> None:
