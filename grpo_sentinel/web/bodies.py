@@ -11,8 +11,8 @@ from typing import Any
 
 from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.history.codec import plain
-from grpo_sentinel.records import Severity
-from grpo_sentinel.views import RankStatus, Snapshot, layers_seen
+from grpo_sentinel.records import Finding, Severity
+from grpo_sentinel.views import RankStatus, Snapshot, chains, layers_seen
 
 KEY_SIGNALS = (
     "policy.loss",
@@ -40,7 +40,8 @@ def status_body(snapshots: Mapping[str, Snapshot], run_id: str | None) -> dict[s
     snapshot = pick(snapshots, run_id)
     if snapshot is None:
         return None
-    return {**plain(snapshot), "runs": list(snapshots), "layers": layers(snapshot)}
+    more = {"runs": list(snapshots), "layers": layers(snapshot), "chains": chains_body(snapshot.findings)}
+    return {**plain(snapshot), **more}
 
 
 def pick(snapshots: Mapping[str, Snapshot], run_id: str | None) -> Snapshot | None:
@@ -74,6 +75,7 @@ def summary_body(
         "judging": {stop["layer"]: _judging(stop) for stop in (walk or {}).get("layers", ())},
         "ranks": [_rank(status, values) for _, status in sorted(snapshot.ranks.items())],
         "findings": plain(snapshot.findings),
+        "chains": chains_body(snapshot.findings),
         "halt": plain(snapshot.halt),
         "samples": [plain(sample) for _, sample in sorted(snapshot.samples.items())],
         "abstaining": len(snapshot.abstaining),
@@ -89,6 +91,19 @@ def _judging(stop: Mapping[str, Any]) -> list[int]:
     return [judged, judged + len(stop["not_seen"])]
 
 
+def chains_body(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Give the ids of every root and of what follows from it: the worst chain first, among equals the earliest."""
+    told = [(max(one.severity for one in (root, *rest)), root, rest) for root, rest in chains(findings)]
+    return [
+        {
+            "root": root.finding_id,
+            "followers": [one.finding_id for one in sorted(rest, key=lambda one: one.onset_step)],
+            "severity": worst.name.lower(),
+        }
+        for worst, root, rest in sorted(told, key=lambda one: (-one[0], one[1].onset_step))
+    ]
+
+
 def layers(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Say for every layer, lowest first, whether it is watched and the worst that fires in it.
 
@@ -96,11 +111,12 @@ def layers(snapshot: Snapshot) -> list[dict[str, Any]]:
     """
     out = []
     watched = layers_seen(snapshot)
+    heads = [root for root, _ in chains(snapshot.findings) if root.severity > Severity.NOTE]
     for layer in LAYERS:
         firing = [finding for finding in snapshot.findings if finding.layer == layer]
         worst = max((finding.severity for finding in firing), default=None)
         state = worst.name.lower() if worst is not None else ("ok" if layer in watched else "unknown")
-        roots = [finding.message for finding in firing if not finding.root_id and finding.severity > Severity.NOTE]
+        roots = [root.message for root in heads if root.layer == layer]
         out.append({"layer": layer, "state": state, "findings": len(firing), "root": roots[0] if roots else ""})
     return out
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +83,24 @@ def overflow(page: Any) -> int:
 def uplot(page: Any, selector: str = "#chart") -> Mapping[str, str]:
     """What a chart says of itself."""
     return dict(page.eval_on_selector(selector, "element => ({...element.dataset})"))
+
+
+def whole_note(note: Path) -> dict[str, Any] | None:
+    """What a daemon says of itself, once all of it is written."""
+    try:
+        told = json.loads(note.read_text())
+    except (OSError, ValueError):
+        return None
+    return told if told.get("url") else None
+
+
+def until(look: Any, what: str, seconds: float = 60.0) -> Any:
+    """Look again and again until it gives something true; fails after `seconds`."""
+    limit = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < limit, what
+        time.sleep(0.02)
+    return found
 
 
 class Shown:

@@ -2,6 +2,7 @@
 
 import { byId } from "./base.js";
 import { ask, live } from "./net.js";
+import { over } from "./verdict.js";
 
 const ASKED = {
   checkpoint: ["Save a checkpoint?", "The trainer saves a checkpoint with its own code at the end of the step that all ranks agree on, and goes on training.", "Save a checkpoint"],
@@ -50,7 +51,7 @@ export function haltText(halt) {
 }
 
 export function drawAct(news) {
-  const text = haltText(news.halt);
+  const text = over(news) && news.halt.state === "done" ? "" : haltText(news.halt); // the verdict tells how a run ended
   if (text && byId("halt-state").textContent !== text) byId("halt-state").textContent = text;
   const living = !news.past && news.ranks.some((rank) => rank.liveness === "alive" || rank.liveness === "unknown");
   for (const id of ["ask-checkpoint", "ask-halt"]) byId(id).disabled = !living;

@@ -1,7 +1,7 @@
 // What fires: every root with its chain, why it matters and what to try.
 
 import { byId, make, number, plural, ranksText, whenChanged } from "./base.js";
-import { followersOf, rootsOf } from "./verdict.js";
+import { chainsOf } from "./verdict.js";
 
 const showing = (signal, step) => document.dispatchEvent(new CustomEvent("show-signal", { detail: { signal, step } }));
 
@@ -44,11 +44,11 @@ export function findingElement(finding, followers, open = new Set()) {
 
 export function drawFindings(news) {
   whenChanged("findings", [news.run_id, news.findings], () => {
-    const target = byId("findings-list"), roots = rootsOf(news.findings);
+    const target = byId("findings-list"), told = chainsOf(news);
     const open = new Set([...target.querySelectorAll("details[open]")].map((one) => one.dataset.key));
-    if (!target.childElementCount && roots.length) open.add(roots[0].finding_id); // the first one is read without a click
-    target.replaceChildren(...(roots.length
-      ? roots.map((root) => findingElement(root, followersOf(root, news.findings), open))
+    if (!target.childElementCount && told.length) open.add(told[0].root.finding_id); // the first one is read without a click
+    target.replaceChildren(...(told.length
+      ? told.map(({ root, followers }) => findingElement(root, followers, open))
       : [make("p", "Nothing fires.", "quiet")]));
     byId("findings-title").textContent = news.findings.length ? `Findings: ${plural(news.findings.length, "fires", "fire")}` : "Findings";
   });

@@ -4,7 +4,7 @@ import { byId, colour, make, number, reading, whenChanged } from "./base.js";
 import { get, live } from "./net.js";
 
 const state = { map: null, at: null, boxes: null };
-const FAINT = 1.5, FULL = 6; // deviations at which the colour begins and is full: below, ranks are alike
+const LEAST_RANKS = 3, FAINT = 1.5, FULL = 6; // deviations at which the colour begins and is full: below, ranks are alike
 const canvas = () => byId("heat");
 export const heatBy = () => document.querySelector('input[name="heat-by"]:checked').value;
 
@@ -19,7 +19,8 @@ function turned(heat) {
 
 // One or two ranks have no odd one among them: they are shown against their own past, unless somebody chose otherwise.
 export function chooseHeat(ranks) {
-  if (!state.chosen && ranks) document.querySelector(`input[name="heat-by"][value="${ranks < 3 ? "step" : "signal"}"]`).checked = true;
+  byId("heat-choice").hidden = ranks === 1;
+  if (!state.chosen && ranks) document.querySelector(`input[name="heat-by"][value="${ranks < LEAST_RANKS ? "step" : "signal"}"]`).checked = true;
 }
 
 export async function refreshHeat(signal, span, mode) {
@@ -94,6 +95,11 @@ function drawLabels(context, map, { labels, row, top, cell, width }) {
 function short(context, text, room) {
   if (context.measureText(text).width <= room) return text;
   const [layer, rest] = [text.slice(0, text.indexOf(".")), text.slice(text.indexOf(".") + 1)];
+  if (rest.includes("[")) { // what tells such names apart stands at the end
+    let tail = rest;
+    while (tail.length > 4 && context.measureText(`…${tail}`).width > room) tail = tail.slice(1);
+    return `…${tail}`;
+  }
   let out = `${layer.slice(0, 4)}.${rest}`;
   while (out.length > 4 && context.measureText(`${out}…`).width > room) out = out.slice(0, -1);
   return out === text ? out : `${out}…`;
@@ -109,18 +115,24 @@ function shade(deviation, shades) {
 
 function say(heat) {
   let best = null;
+  const nowhere = []; // what is finite on no rank
   heat.deviations.forEach((row, r) => row.forEach((value, c) => {
     const broken = heat.values[r][c] !== null && typeof heat.values[r][c] !== "number";
-    const size = broken ? 1000 : Math.abs(value ?? 0);
+    const size = broken && value ? 1000 : Math.abs(value ?? 0); // where nobody has a finite value, nobody is the odd one
+    const name = heat.by === "signal" ? heat.columns[c] : `${state.signal} around step ${heat.columns[c]}`;
+    if (broken && !value && !nowhere.includes(name)) nowhere.push(name);
     if (heat.values[r][c] !== null && (!best || size > best.size)) best = { size, r, c };
   }));
   let text = heat.note || "No values yet.";
   if (best) {
     const rank = heat.ranks[best.r], value = heat.values[best.r][best.c], column = heat.columns[best.c];
     const signal = heat.by === "signal" ? column : state.signal, where = heat.by === "step" ? ` around step ${column}` : "";
-    if (best.size < FULL) text = `No rank stands out: the furthest is rank ${rank} in ${signal}${where}, ${number(best.size)} robust deviations from ${heat.reference}.`;
-    else text = `Rank ${rank} stands out: ${signal} is ${typeof value === "number" ? `${reading(signal, value)}, ${best.size >= 99 ? "far" : `${number(best.size)} robust deviations`} ${heat.deviations[best.r][best.c] < 0 ? "below" : "above"} ${heat.reference}` : value}${where}.`;
+    const few = heat.ranks.length < LEAST_RANKS, on = heat.ranks.length > 1 ? ` on rank ${rank}` : ""; // few: no rank is odd, a step may be
+    const none = few ? `Nothing stands out: ${signal} is furthest from ${heat.reference}${where}${on}, by` : `No rank stands out: the furthest is rank ${rank} in ${signal}${where},`;
+    if (best.size < FULL) text = `${none} ${number(best.size)} robust deviations${few ? "" : ` from ${heat.reference}`}.`;
+    else text = `${few ? `${signal} stands out${where}${on}: it` : `Rank ${rank} stands out: ${signal}`} is ${typeof value === "number" ? `${reading(signal, value)}, ${best.size >= 99 ? "far" : `${number(best.size)} robust deviations`} ${heat.deviations[best.r][best.c] < 0 ? "below" : "above"} ${heat.reference}` : value}${few ? "" : where}.`;
     canvas().dataset.furthest = rank;
+    if (best.size < FULL && nowhere.length) text = `Not finite${heat.ranks.length > 1 ? " on any rank" : ""}: ${nowhere.slice(0, 3).join(", ")}${nowhere.length > 3 ? ` and ${nowhere.length - 3} more` : ""}.`;
   }
   byId("heat-says").textContent = text;
   canvas().setAttribute("aria-label", `Heat map, ${canvas().dataset.rows} rows and ${canvas().dataset.columns} columns. ${text}`);

@@ -4,6 +4,7 @@ import { byId, clockTime, head, make, plural, whenChanged } from "./base.js";
 import { findingElement } from "./findings.js";
 import { get, live } from "./net.js";
 import { Plot } from "./plot.js";
+import { drawVerdict } from "./verdict.js";
 
 const GOOD = /^good/, WRONG = /^wrong/;
 let plots = [], shown = "";
@@ -14,6 +15,8 @@ export async function refreshIncidents() {
   if (JSON.stringify(key) === shown) return;
   try {
     const { incidents, note } = await get("incidents", { run: live.news.run_id });
+    live.incidents = { of: key[0], heads: incidents };
+    drawVerdict(live.news);
     whenChanged("incidents", incidents, () => drawList(incidents, note));
     shown = JSON.stringify(key);
   } catch (error) {

@@ -2,7 +2,7 @@
 
 import { age, byId } from "./base.js";
 
-export const live = { news: null, run: "", token: sessionStorage.getItem("token") || "", connected: false, heard: 0, lost: 0 };
+export const live = { news: null, incidents: { of: "", heads: [] }, run: "", token: sessionStorage.getItem("token") || "", connected: false, heard: 0, lost: 0 };
 const SILENT_MS = 25000; // the server says something at least every 15 s
 let control = null;
 

@@ -3,7 +3,7 @@
 import { byId, head, make, number, parseRanks, plural, ranksText, spans, whenChanged } from "./base.js";
 import { get, live } from "./net.js";
 import { Plot } from "./plot.js";
-import { rootsOf } from "./verdict.js";
+import { chainsOf } from "./verdict.js";
 
 const MOST_LINES = 16, MOST_OFFERED = 60, POINTS = 400, NAMES_MS = 60000;
 const state = { signal: "", names: [], about: {}, zoom: null, whole: [0, 0], offered: [], at: -1, told: [], run: "", turn: 0, namesAt: 0, toldFor: "" };
@@ -57,7 +57,7 @@ function series(run) {
 
 // The signal that `firstSignal` will choose, where the news alone say so.
 function guessed() {
-  const [wrong = "reward.mean"] = rootsOf(live.news.findings).map((one) => one.signal);
+  const [wrong = "reward.mean"] = chainsOf(live.news).map(({ root }) => root.signal);
   return live.news.ranks.some((rank) => wrong in rank.values) ? wrong : "";
 }
 
@@ -77,7 +77,7 @@ async function readTold(run) {
 
 // What to draw before anybody has chosen: the signal of what is wrong, else the loss.
 function firstSignal(signals) {
-  const wrong = rootsOf(live.news.findings).map((one) => one.signal);
+  const wrong = chainsOf(live.news).map(({ root }) => root.signal);
   return [...wrong, "reward.mean", "policy.loss"].find((name) => signals.includes(name)) || signals[0] || "";
 }
 
@@ -100,7 +100,7 @@ function show(ranks, answers) {
   byId("signal-help").textContent = about.help ? `${about.help}${about.unit ? ` (${about.unit})` : ""}` : "";
   const known = live.news.ranks.length, drawn = `rank${ranks.length > 1 ? "s" : ""} ${spans(ranks)}${ranks.length < known ? ` of ${known}` : ""}`;
   byId("chart-note").textContent = ends.length
-    ? `Steps ${first} to ${last}, ${drawn}` + (joined ? "; every point shows the lowest and highest of its steps" : "") + (broken ? `; ${plural(broken, "value")} not finite, red at the top` : "")
+    ? `${first === last ? `Step ${first}` : `Steps ${first} to ${last}`}, ${drawn}` + (joined ? "; every point shows the lowest and highest of its steps" : "") + (broken ? `; ${plural(broken, "value")} not finite, red at the top` : "")
     : "No values in these steps.";
   byId("chart").setAttribute("aria-label", `${state.signal}: ${byId("chart-note").textContent}`);
   Object.assign(byId("chart").dataset, { signal: state.signal, first, last, marks: marks.length, broken });
