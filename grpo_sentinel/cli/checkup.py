@@ -20,6 +20,7 @@ from grpo_sentinel.collectors.cgroup import read_cgroup
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import read_note
 from grpo_sentinel.daemon.places import ring_roots, run_directories, state_dir
+from grpo_sentinel.daemon.port_holder import holder_of
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.stacks import find_py_spy
 from grpo_sentinel.protocol import Geometry, choose_root, user_dir
@@ -232,8 +233,11 @@ def port(config: Config) -> list[Finding]:
             listener.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            remedy = "perhaps a sidecar runs already; the next one takes another port and says so, or set http.port"
-            return [Finding("port", State.NOTE, f"{address[0]}:{address[1]} is taken", remedy)]
+            holder = holder_of(address[1])
+            remedy = "the next sidecar takes another port and says so, or set http.port"
+            return [
+                Finding("port", State.NOTE, f"{address[0]}:{address[1]} is taken{holder and f' by {holder}'}", remedy)
+            ]
         return [
             Finding("port", State.BAD, f"{address[0]}:{address[1]}: {error.strerror}", "set http.host and http.port")
         ]

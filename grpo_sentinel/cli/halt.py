@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from grpo_sentinel.cli.client import call
-from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, settings
+from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, run_choice, settings
 from grpo_sentinel.clock import SystemClock
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import Claim, read_note
@@ -39,7 +39,7 @@ def _options(command: click.Command) -> click.Command:
 
 
 @click.command()
-@click.argument("run_id", required=False, metavar="[RUN]")
+@run_choice
 @click.option("--now", is_flag=True, help="Stop at the next step boundary without saving a checkpoint.")
 def halt(
     run_id: str | None,
@@ -59,7 +59,7 @@ def halt(
 
 
 @click.command()
-@click.argument("run_id", required=False, metavar="[RUN]")
+@run_choice
 def checkpoint(
     run_id: str | None, reason: str, wait: float | None, as_json: bool, config_path: str | None, root: str | None
 ) -> int:
@@ -75,7 +75,7 @@ _KINDS = {"step": Action.CAPTURE, "stacks": Action.STACKS, "memory-snapshot": Ac
 
 
 @click.command()
-@click.argument("run_id", required=False, metavar="[RUN]")
+@run_choice
 @click.option("--kind", type=click.Choice(list(_KINDS)), default="step", show_default=True, help="What to take.")
 def capture(
     run_id: str | None,

@@ -14,7 +14,7 @@ import click
 
 from grpo_sentinel.cli.runs import settings
 from grpo_sentinel.config import Config
-from grpo_sentinel.daemon.places import state_dir
+from grpo_sentinel.daemon.places import belongs_to, state_dir
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.bundle import Bundle, open_bundle
 from grpo_sentinel.incidents.places import ARCHIVE, archives, bundles, incidents_dir, recover, size_of
@@ -42,14 +42,17 @@ def incident(context: click.Context) -> int:
 
 
 @incident.command("list")
+@click.option("--run-id", metavar="ID", help="Only those of this run and its restarts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @_config_option
-def list_(as_json: bool, config_path: str | None) -> int:
+def list_(run_id: str | None, as_json: bool, config_path: str | None) -> int:
     """List incidents, the newest first."""
     from grpo_sentinel.cli.rendering import print_json
 
     root = _root(settings(config_path))
     found = [{**manifest, "path": str(path), "bytes": size_of(path)} for path, manifest in _all(root)]
+    if run_id is not None:
+        found = [one for one in found if belongs_to(Path(str(one["incident"]["run_id"])), run_id)]
     found.sort(key=lambda one: -int(one["incident"]["opened_wall_ns"]))
     if as_json:
         print_json(found)
@@ -62,7 +65,7 @@ def list_(as_json: bool, config_path: str | None) -> int:
             f"{' '.join(str(about['title']).split())}  ({one['bytes'] / 1e6:.1f} MB)"
         )
     if not found:
-        click.echo(f"no incident in {root}")
+        click.echo(f"no incident in {root}" if run_id is None else f"no incident of run {run_id} in {root}")
     return 0
 
 

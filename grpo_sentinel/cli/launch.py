@@ -27,7 +27,7 @@ from grpo_sentinel.incidents.evidence import spool_dir
 from grpo_sentinel.protocol import choose_root, sanitise_run_id
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})  # what begins with - belongs to us up to COMMAND
 @click.option("--config", "config_path", metavar="FILE", help="Settings (YAML); see config.example.yaml.")
 @click.option("--no-daemon", is_flag=True, help="Switch the agent on, start no sidecar.")
 @click.option("--run-id", metavar="ID", help="Name of the run; default: the scheduler's, else a new one.")

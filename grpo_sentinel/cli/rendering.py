@@ -37,7 +37,10 @@ def print_snapshot(snapshot: Snapshot, source: str, console: Console | None = No
     console = console or plain_console()
     now = time.time_ns()
     console.print(Text(f"run {snapshot.run_id or '-'} on {snapshot.node or '-'}", style="bold"), Text(f"({source})"))
-    console.print(_ranks(snapshot.ranks, now, console.width) if snapshot.ranks else "no rank has attached yet")
+    if not snapshot.ranks:
+        console.print("no rank has attached yet: nothing is known")
+        return
+    console.print(_ranks(snapshot.ranks, now, console.width))
     console.print(_layers(snapshot))
     for line in _findings(snapshot.findings):
         console.print(line)

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from grpo_sentinel.cli.runs import settings
-from grpo_sentinel.daemon.places import state_dir
+from grpo_sentinel.cli.runs import run_choice, settings
+from grpo_sentinel.daemon.places import belongs_to, state_dir
 from grpo_sentinel.errors import HistoryError
 from grpo_sentinel.history import HistoryReader, history_path
 from grpo_sentinel.incidents.places import bundles, incidents_dir
@@ -17,7 +17,7 @@ from grpo_sentinel.wording import counted
 
 
 @click.command()
-@click.argument("run_id", required=False, metavar="[RUN]")
+@run_choice
 @click.option(
     "--output", "-o", metavar="FILE", help="Where to write; .md gives Markdown, - prints it.  [RUN-report.html]"
 )
@@ -47,6 +47,8 @@ def report(
             if not newest:
                 raise HistoryError(f"the history {reader.path} holds no run yet; start one with `grpo-sentinel launch`")
             run_id = newest[0].run_id
+        elif reader.run(run_id) is None:  # the newest of its restarts, as other commands take it
+            run_id = next((one.run_id for one in reader.runs() if belongs_to(Path(one.run_id), run_id)), run_id)
         kept = [str(path) for path, body in bundles(incidents_dir(root)) if _run_of(body) == run_id]
         found = gather(reader, run_id, signals=signals, incidents=kept)
     chosen = kind or ("markdown" if output and (output == "-" or output.endswith((".md", ".markdown"))) else "html")

@@ -19,10 +19,11 @@ NO_CHECKPOINT = 1
 
 @click.command("resume-point")
 @click.argument("what", required=False, metavar="[RUN|DIR]")
+@click.option("--run-id", metavar="ID", help="The same as RUN, where a directory has that name too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/resume-point).")
 @click.option("--ignore-resolved", is_flag=True, help="Let only findings count that still fired at the end.")
 @click.option("--config", "config_path", metavar="FILE", help="Settings of the sidecar, for its directories.")
-def resume(what: str | None, as_json: bool, ignore_resolved: bool, config_path: str | None) -> int:
+def resume(what: str | None, run_id: str | None, as_json: bool, ignore_resolved: bool, config_path: str | None) -> int:
     """Print the path of the last checkpoint that is whole, finite, and from before the newest critical finding.
 
     RUN is a run's name, DIR the trainer's output directory; without either, the newest run in the history. Exit code
@@ -30,11 +31,13 @@ def resume(what: str | None, as_json: bool, ignore_resolved: bool, config_path: 
     """
     from grpo_sentinel.cli.rendering import print_json
 
+    if what is not None and run_id not in (None, what):
+        raise click.UsageError(f"{what} and --run-id {run_id} are given; give one")
     config = settings(config_path)
     state = state_dir(config)
     reader = _open(history_path(state, socket.gethostname()))
     try:
-        directory = _directory(what, reader, config.halting.checkpoint_dir)
+        directory = _directory(what, run_id, reader, config.halting.checkpoint_dir)
         found = resume_point(directory, reader, state, ignore_resolved=ignore_resolved)
     finally:
         if reader is not None:
@@ -51,11 +54,12 @@ def _open(path: Path) -> HistoryReader | None:
     return HistoryReader(path) if path.exists() else None
 
 
-def _directory(what: str | None, reader: HistoryReader | None, fixed: str | None) -> Path:
+def _directory(what: str | None, run_id: str | None, reader: HistoryReader | None, fixed: str | None) -> Path:
     """Find the output directory that is meant. Raises `NoRun`."""
-    if what is not None and Path(what).exists():
+    if run_id is None and what is not None and Path(what).exists():
         path = Path(what).resolve()
         return path.parent if step_of(path.name) is not None else path
+    what = what or run_id
     runs: list[RunInfo] = reader.runs() if reader is not None else []
     if what is not None:
         runs = [run for run in runs if belongs_to(Path(run.run_id), what)]

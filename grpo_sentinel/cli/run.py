@@ -10,11 +10,16 @@ import sys
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.scrub import learn_environment, learn_settings, scrub
+
+if TYPE_CHECKING:
+    from grpo_sentinel.config import Config
+    from grpo_sentinel.halting.processes import ProcessMark
 
 
 @click.command()
@@ -28,6 +33,7 @@ from grpo_sentinel.scrub import learn_environment, learn_settings, scrub
     "--log", "logs", multiple=True, metavar="FILE", help="Log of the trainer, of which incidents keep the tail."
 )
 @click.option("--launcher-pid", type=int, hidden=True, help="The command that `launch` runs; asked to end in need.")
+@click.option("--supervisor-pid", type=int, hidden=True, help="The `launch` that started this sidecar.")
 @click.option("--salvage", "faulty", is_flag=True, hidden=True, help="Use what is valid; `launch` said the mistakes.")
 def run(
     config_path: str | None,
@@ -38,12 +44,12 @@ def run(
     root: str | None,
     logs: tuple[str, ...],
     launcher_pid: int | None,
+    supervisor_pid: int | None,
     faulty: bool,
 ) -> int:
     """Watch runs, judge them, ask trainers to halt, and serve page, API and /metrics until SIGTERM."""
     from grpo_sentinel.cli.runs import settings
     from grpo_sentinel.daemon.daemon import Daemon
-    from grpo_sentinel.halting.processes import mark_of
 
     config = settings(config_path, root, faulty=faulty)
     if logs:
@@ -62,14 +68,22 @@ def run(
         config,
         run_dir=Path(run_dir) if run_dir is not None else None,
         run_id=run_id,
-        launcher=mark_of(launcher_pid) if launcher_pid is not None else None,
+        launcher=_named(launcher_pid),
+        supervisor=_named(supervisor_pid),
     )
     if once:
-        return _look_once(daemon, as_json)
+        return _look_once(daemon, as_json, config, run_id)
     stop = threading.Event()
     _end_on_signals(stop)
     daemon.run(stop)
     return 0
+
+
+def _named(pid: int | None) -> ProcessMark | None:
+    """Describe the process with a pid; one that is gone already is described as one that does not run."""
+    from grpo_sentinel.halting.processes import ProcessMark, mark_of
+
+    return None if pid is None else mark_of(pid) or ProcessMark(pid=pid, start_ticks=0, pid_namespace=0)
 
 
 class _Scrubbed(logging.Formatter):
@@ -80,15 +94,21 @@ class _Scrubbed(logging.Formatter):
         return scrub(super().format(record))
 
 
-def _look_once(daemon: object, as_json: bool) -> int:
+def _look_once(daemon: object, as_json: bool, config: Config, run_id: str | None) -> int:
     from grpo_sentinel.cli.rendering import print_json, print_snapshot
+    from grpo_sentinel.cli.runs import no_such_run
     from grpo_sentinel.daemon.daemon import Daemon
+    from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories
 
     assert isinstance(daemon, Daemon)
     try:
         snapshots = daemon.once()
     finally:
         daemon.close()
+    roots = ring_roots(config)
+    found = run_directories(roots)
+    if run_id is not None and not snapshots and not any(belongs_to(directory, run_id) for directory in found):
+        raise no_such_run(run_id, found, roots)
     if as_json:
         print_json({"runs": list(snapshots.values())})
     elif not snapshots:

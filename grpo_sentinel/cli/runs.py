@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+import click
+
+from grpo_sentinel.cli.launches import waiting
 from grpo_sentinel.cli.salvage import salvage
 from grpo_sentinel.clock import SystemClock
 from grpo_sentinel.collectors.ranks import RankCollector
@@ -14,9 +18,36 @@ from grpo_sentinel.errors import ConfigError, SentinelError
 from grpo_sentinel.records import Liveness
 from grpo_sentinel.views import RankStatus
 
+_MOST_NAMED = 5
+_Command = TypeVar("_Command", bound=Callable[..., int])
+
 
 class NoRun(SentinelError):
     """No run fits what the command names."""
+
+
+def run_choice(command: _Command) -> _Command:
+    """Let a command take the run it means as `RUN` or as `--run-id ID`, like every other command."""
+    option = click.option(
+        "--run-id", "named_run", metavar="ID", callback=_one_name, expose_value=False, help="The same as RUN."
+    )
+    return click.argument("run_id", required=False, metavar="[RUN]", is_eager=True)(option(command))
+
+
+def _one_name(context: click.Context, _parameter: click.Parameter, given: str | None) -> None:
+    if given is None:
+        return
+    named = context.params.get("run_id")
+    if named not in (None, given):
+        raise click.UsageError(f"two runs are named, {named} and {given}; give one", context)
+    context.params["run_id"] = given
+
+
+def no_such_run(run_id: str, found: Sequence[Path], roots: Sequence[Path]) -> NoRun:
+    """Say that no run is called so, and which there are."""
+    names = [directory.name for directory in found]
+    there = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "")
+    return NoRun(f"there is no run {run_id} in {', '.join(map(str, roots))}; runs there: {there or 'none'}")
 
 
 def settings(path: str | None, root: str | None = None, *, faulty: bool = False) -> Config:
@@ -36,8 +67,12 @@ def find_run(config: Config, run_id: str | None, *, alive_only: bool = False) ->
     if run_id is not None:
         chosen = [directory for directory in found if belongs_to(directory, run_id)]
         if not chosen:
-            raise NoRun(f"there is no run {run_id} in {looked}; `grpo-sentinel status` shows the newest one")
+            launched = next((one for one in waiting(roots) if one.run_id == run_id), None)
+            raise no_such_run(run_id, found, roots) if launched is None else NoRun(f"run {run_id}: {launched.words()}")
         return chosen[0]
+    launched = next(iter(waiting(roots, found)), None)
+    if not found and launched is not None:
+        raise NoRun(f"run {launched.run_id}: {launched.words()}")
     if not found:
         raise NoRun(
             f"there is no run in {looked}; start one with `grpo-sentinel launch -- ...`, or set GRPO_SENTINEL_DIR"
@@ -46,6 +81,8 @@ def find_run(config: Config, run_id: str | None, *, alive_only: bool = False) ->
         return next((directory for directory in found if is_alive(read_ranks(directory))), found[0])
     alive = [directory for directory in found if is_alive(read_ranks(directory))]
     if not alive:
+        if launched is not None:
+            raise NoRun(f"run {launched.run_id}: {launched.words()}")
         raise NoRun(f"no run in {looked} is alive; the newest was {found[0].name}")
     if len(alive) > 1:
         raise NoRun(f"{len(alive)} runs are alive ({', '.join(one.name for one in alive)}); name the one you mean")
@@ -66,4 +103,4 @@ def is_alive(ranks: Mapping[int, RankStatus]) -> bool:
     return any(status.liveness in (Liveness.ALIVE, Liveness.UNKNOWN) for status in ranks.values())
 
 
-__all__ = ["ConfigError", "NoRun", "find_run", "is_alive", "read_ranks", "settings"]
+__all__ = ["ConfigError", "NoRun", "find_run", "is_alive", "no_such_run", "read_ranks", "run_choice", "settings"]

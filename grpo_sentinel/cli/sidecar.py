@@ -34,7 +34,7 @@ class Sidecar:
         environment = {key: value for key, value in os.environ.items() if key != "GRPO_SENTINEL"}
         try:
             self._process = subprocess.Popen(
-                [*self._command, "--launcher-pid", str(launcher_pid)],
+                [*self._command, "--launcher-pid", str(launcher_pid), "--supervisor-pid", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C ends the training first; the sidecar watches how it ends
                 env=environment,

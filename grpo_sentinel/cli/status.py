@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, settings
+from grpo_sentinel.cli.launches import Launch, waiting
+from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, run_choice, settings
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import is_claimed
 from grpo_sentinel.daemon.past import last_sign_ns
-from grpo_sentinel.daemon.places import state_dir
+from grpo_sentinel.daemon.places import ring_roots, run_directories, state_dir
 from grpo_sentinel.errors import HistoryError
 from grpo_sentinel.halting import progress
 from grpo_sentinel.halting.journal import load
 from grpo_sentinel.history import HistoryReader, history_path
-from grpo_sentinel.protocol import ControlReader
+from grpo_sentinel.protocol import ControlReader, sanitise_run_id
 from grpo_sentinel.records import HaltState
 from grpo_sentinel.views import HaltStatus, RankStatus, Snapshot
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run_id", required=False, metavar="[RUN]")
+@run_choice
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.option("--watch", is_flag=True, help="Stay and show it anew every second, until Ctrl-C.")
 @click.option("--walk", "with_walk", is_flag=True, help="Add the walk backwards: what each layer shows, and what not.")
@@ -40,7 +41,8 @@ def status(
 ) -> int:
     """Show a run: its ranks, layers, firing findings with their root cause, and the newest request.
 
-    Without RUN: the run that is alive, else the newest. Works without a daemon, from rings and history, and says so.
+    Without RUN: the run that is alive, else a launched command that waits for its trainer, else the newest run. Works
+    without a daemon, from rings and history, and says so.
     """
     from grpo_sentinel.cli.rendering import print_json, print_snapshot
     from grpo_sentinel.rules.walk import as_json as as_json_walk
@@ -51,10 +53,14 @@ def status(
         snapshot, source = look(config, run_id)
         walked = walk_of(config, snapshot) if with_walk else None
         if as_json:
-            extra = {} if walked is None else {"walk": as_json_walk(walked)}
+            extra: dict[str, object] = {} if walked is None else {"walk": as_json_walk(walked)}
+            extra["waiting"] = waiting_now(config)
             print_json({**vars_of(snapshot), "daemon": source == WITH_DAEMON, **extra})
         else:
             print_snapshot(snapshot, source + ended_ago(snapshot))
+            for one in waiting_now(config):
+                if one.run_id != snapshot.run_id:
+                    click.echo(f"also launched: {one.run_id}: {one.words()}")
             for line in as_lines(walked) if walked is not None else ():
                 click.echo(line)
         return 0
@@ -97,7 +103,10 @@ def walk_of(config: Config, snapshot: Snapshot) -> Walk:
 
 
 def look(config: Config, run_id: str | None) -> tuple[Snapshot, str]:
-    """Read a run as it is now and say from where. Raises `NoRun`."""
+    """Read a run as it is now and say from where: a launched one that waits for its trainer too. Raises `NoRun`."""
+    launched = _waits(config, run_id)
+    if launched is not None:
+        return Snapshot(run_id=launched.run_id, node=socket.gethostname(), wall_ns=time.time_ns()), launched.words()
     stored = _from_history(config, run_id)
     try:
         directory = find_run(config, run_id)
@@ -110,6 +119,22 @@ def look(config: Config, run_id: str | None) -> tuple[Snapshot, str]:
     ranks = read_ranks(directory)
     snapshot = replace(stored, ranks=ranks, wall_ns=time.time_ns(), halt=_halt(directory, ranks, stored.halt))
     return snapshot, WITH_DAEMON if is_claimed(directory) else WITHOUT_DAEMON
+
+
+def _waits(config: Config, run_id: str | None) -> Launch | None:
+    """Give the launched command that is meant and has recorded nothing; a run that is alive goes before it."""
+    launched = waiting_now(config)
+    if run_id is not None:
+        return next((one for one in launched if one.run_id == sanitise_run_id(run_id)), None)
+    if not launched or any(is_alive(read_ranks(directory)) for directory in run_directories(ring_roots(config))):
+        return None
+    return launched[0]
+
+
+def waiting_now(config: Config) -> list[Launch]:
+    """List the launched commands that wait for their trainer, the newest first."""
+    roots = ring_roots(config)
+    return waiting(roots, run_directories(roots))
 
 
 def _from_history(config: Config, run_id: str | None) -> Snapshot | None:

@@ -24,12 +24,13 @@ _MOST_FINDINGS = 5
 def run_directory(root: Path, run_id: str, started_ns: int) -> Path | None:
     """Find the directory in which the launched command recorded last; None when nothing attached since it started."""
     for directory in run_directories([root]):
-        if belongs_to(directory, run_id) and _written_since(directory, started_ns):
+        if belongs_to(directory, run_id) and written_since(directory, started_ns):
             return directory
     return None
 
 
-def _written_since(directory: Path, started_ns: int) -> bool:
+def written_since(directory: Path, started_ns: int) -> bool:
+    """Tell whether a rank has made a segment there since."""
     for path in list_segments(directory):
         try:
             reader = RankReader(path)

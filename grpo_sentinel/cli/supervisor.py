@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from grpo_sentinel.cli.launches import noted
 from grpo_sentinel.cli.sidecar import Sidecar, say
-from grpo_sentinel.cli.summary import was_halted, write_summary
+from grpo_sentinel.cli.summary import run_directory, was_halted, write_summary
 from grpo_sentinel.cli.terminal import Terminal
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.places import belongs_to, run_directories
@@ -53,7 +54,10 @@ def supervise(
             say(f"{command[0]} cannot be started: {error.strerror}; give a command after --")
             return 127 if isinstance(error, FileNotFoundError) else 126
         told = partial(_note_end, root, run_id, process.pid)
-        with Terminal(process) as terminal:
+        with (
+            noted(root, run_id, process.pid, command, sidecar=sidecar is not None),
+            Terminal(process) as terminal,
+        ):
             signals.forward_to(process, told)
             if sidecar is not None:
                 sidecar.start(process.pid)
@@ -68,7 +72,8 @@ def supervise(
                     _reap({process.pid} | ({sidecar.pid} if sidecar is not None else set()))
         told(max(0, -process.returncode), "command", max(0, process.returncode))
         if sidecar is not None:
-            _linger(config.launch.linger_seconds if sidecar.running else 0.0, signals)
+            to_be_read = sidecar.running and root is not None and run_directory(root, run_id, started_ns) is not None
+            _linger(config.launch.linger_seconds if to_be_read else 0.0, signals)
             sidecar.end()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     if root is None:

@@ -51,6 +51,7 @@ RETIRE_NS = 2_000_000_000  # a run that had ended before we came is let go after
 FORGET_NS = 600_000_000_000  # a run that ended while we watched stays on the page so long
 TIDY_NS = 60_000_000_000  # between two looks for rings that nobody needs any more
 CLOSE_SECONDS = 5.0
+ORPHAN_SECONDS = 1.0  # after the launched command, its ranks and `launch` itself, beyond launch.linger_seconds
 STUCK_SECONDS = 10.0  # a loop that has not turned for so long is unhealthy
 
 Command = tuple[str, Action, str, str, "Future[int]"]
@@ -68,6 +69,7 @@ class Daemon:
         run_id: str | None = None,
         clock: Clock | None = None,
         launcher: ProcessMark | None = None,
+        supervisor: ProcessMark | None = None,
     ) -> None:
         """Build every part. Raises nothing for a part that is broken; `ConfigError` for built-in rules that are."""
         self._config = config
@@ -76,6 +78,7 @@ class Daemon:
         self._run_dir = run_dir
         self._run_id = run_id
         self._command = launcher
+        self._supervisor = supervisor
         self._launcher: LauncherHandle = NodeLauncher(launcher)
         self._node = socket.gethostname()
         self._state = state_dir(config)
@@ -390,13 +393,17 @@ class Daemon:
         )
 
     def _deserted(self) -> bool:
-        """Tell whether the launched command and its runs are gone, as after a kill -9 of the launcher."""
+        """Tell whether the launched command and its runs are gone, as after a kill -9 of `launch`.
+
+        While `launch` itself lives it ends its sidecar; a sidecar left behind must not hold the port for long.
+        """
         if self._command is None:
             return False
         now = self._clock.monotonic_ns()
         if is_running(self._command) or any(not watch.over for watch in self._watches.values()):
             self._idle_since_ns = now
-        return now - self._idle_since_ns > (self._config.launch.linger_seconds + 30.0) * 1e9
+        patience_s = ORPHAN_SECONDS if self._supervisor is not None and not is_running(self._supervisor) else 30.0
+        return now - self._idle_since_ns > (self._config.launch.linger_seconds + patience_s) * 1e9
 
 
 def _segments_of(directory: Path) -> tuple[int, ...]:

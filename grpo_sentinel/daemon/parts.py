@@ -16,6 +16,7 @@ from grpo_sentinel.collectors.host import HostCollector
 from grpo_sentinel.collectors.nvml import NvmlCollector
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.background import Background
+from grpo_sentinel.daemon.port_holder import holder_of
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting.escalation import TakeStacks
 from grpo_sentinel.halting.processes import mark_of_rank, send
@@ -201,7 +202,8 @@ def serve(config: Config, state: WebState, say: Say) -> WebServer | None:
         say("http", f"page, API and /metrics are off: {error}")
         return None
     if server.note:
-        say("port", server.note)
+        holder = holder_of(config.http.port)
+        say("port", server.note + (f" (held by {holder})" if holder else ""))
     return server
 
 

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from grpo_sentinel.cli.halt import make_request
-from grpo_sentinel.cli.runs import settings
+from grpo_sentinel.cli.runs import run_choice, settings
 from grpo_sentinel.cli.status import look
 from grpo_sentinel.cli.top.keyboard import Keyboard
 from grpo_sentinel.cli.top.screen import screen, selectable
@@ -28,7 +28,7 @@ _PREFILL_STEPS = 200
 
 
 @click.command()
-@click.argument("run_id", required=False, metavar="[RUN]")
+@run_choice
 @click.option(
     "--interval", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds between looks."
 )

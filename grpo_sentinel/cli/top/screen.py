@@ -58,16 +58,16 @@ def _source(source: str, snapshot: Snapshot) -> Text:
 
 def _verdict(snapshot: Snapshot) -> Text:
     """The first cause of the worst that fires: what, where, since when."""
-    worst = next(iter(_chained(snapshot.findings)), None)
+    worst = next((one for one, _ in _chained(snapshot.findings)), None)
     if worst is None or worst.severity is Severity.NOTE:
         return Text("nothing is wrong in what is watched", style="green") if snapshot.ranks else Text("")
     return _line(worst)
 
 
-def _chained(findings: Sequence[Finding]) -> list[Finding]:
-    """The worst cause first, each with what followed from it below."""
+def _chained(findings: Sequence[Finding]) -> list[tuple[Finding, int]]:
+    """The worst cause first, each with what followed from it below: `(finding, 0 or 1)`."""
     order = sorted(findings, key=lambda one: (-one.severity, one.onset_step))
-    return [one for root, chain in chains(order) for one in (root, *chain)]
+    return [pair for root, chain in chains(order) for pair in ((root, 0), *((one, 1) for one in chain))]
 
 
 def _layers(snapshot: Snapshot, width: int) -> list[Text]:
@@ -126,13 +126,12 @@ def _findings(findings: Sequence[Finding], state: State, width: int, room: int) 
     """The list, and under it what the selected one means and what to try."""
     if not findings:
         return [Text("no finding is firing", style="green")]
-    findings = _chained(findings)
-    chosen = findings[min(state.line, len(findings) - 1)]
+    chained = _chained(findings)
+    chosen, _ = chained[min(state.line, len(chained) - 1)]
     detail = [Text(""), *_wrapped(f"why: {chosen.why}", width)] if chosen.why else []
     detail += [line for remedy in chosen.remedies for line in _wrapped(f"try: {remedy}", width)]
     share = max(1, room - min(len(detail), room // 2))
-    known = {finding.finding_id for finding in findings}
-    rows = [Text.assemble("  └ " if one.root_id in known else "", _line(one)) for one in findings]
+    rows = [Text.assemble("  └ " * depth, _line(one)) for one, depth in chained]
     return [*_window(rows, state.line, share), *detail[: room - min(share, len(rows))]]
 
 

@@ -1,0 +1,64 @@
+"""One way to name a run over all commands, and a launched one that has recorded nothing yet is told of."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from run_support import HERE, Started, cli, until
+
+from grpo_sentinel.cli import main
+from grpo_sentinel.cli.launches import waiting
+
+TAKES_A_RUN = ["status", "top", "halt", "checkpoint", "capture", "report", "resume-point"]
+
+
+@pytest.mark.parametrize("command", TAKES_A_RUN)
+def test_every_command_takes_the_run_as_word_and_as_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for words in (["nosuch"], ["--run-id", "nosuch"]):
+        said.append((main([command, *words]), capsys.readouterr().err))
+    assert said[0] == said[1]
+    assert "nosuch" in said[0][1] or command in ("top", "report"), "top wants a terminal, report a history"
+    assert main([command, "a", "--run-id", "b"]) == 2
+    assert "give one" in capsys.readouterr().err
+
+
+def test_one_look_at_a_run_that_is_not_there_is_a_mistake(started: Started) -> None:
+    for run in ("one", "two"):
+        started.trainer(run, "--stdin")
+    done = cli("run", "--once", "--run-id", "nope")
+    assert done.returncode == 2
+    assert "there is no run nope in" in done.stderr
+    told = done.stderr.strip().splitlines()[-1].partition("runs there: ")[2]
+    assert set(told.split(", ")) == {"one", "two"}
+    assert cli("run", "--once", "--run-id", "one").returncode == 0
+
+
+def test_status_tells_of_a_launched_command_that_waits_for_its_trainer(started: Started, tmp_path: Path) -> None:
+    marker, config = tmp_path / "go", tmp_path / "sentinel.yaml"
+    config.write_text(json.dumps({"http": {"port": 0}, "launch": {"linger_seconds": 0}}))
+    script = (
+        f"while [ ! -e {marker} ]; do sleep 0.05; done; exec {sys.executable} {HERE / 'fake_trainer.py'} --steps 9999"
+    )
+    process = started.cli("launch", "--no-daemon", "--config", config, "--run-id", "early", "--", "sh", "-c", script)
+    until(lambda: waiting([tmp_path / "rings"]))
+    shown = cli("status")
+    assert shown.returncode == 0
+    assert "run early" in shown.stdout
+    assert "waits for its trainer's first record" in shown.stdout.replace("\n", " ")
+    assert "no finding is firing" not in shown.stdout, "unknown is not healthy"
+    body = json.loads(cli("status", "--run-id", "early", "--json").stdout)
+    assert (body["run_id"], [one["run_id"] for one in body["waiting"]]) == ("early", ["early"])
+    asked = cli("halt")
+    assert asked.returncode == 2
+    assert "waits for its trainer's first record" in asked.stderr
+    marker.touch()
+    until(lambda: not waiting([tmp_path / "rings"], list((tmp_path / "rings").glob("*/early"))))
+    assert "waits for" not in cli("status").stdout
+    process.send_signal(signal.SIGTERM)
+    process.wait(20)
+    assert not list(tmp_path.rglob("early.json"))
