@@ -42,6 +42,17 @@ def _is_reward_mean(raw: str) -> bool:
     return raw == "critic/rewards/mean" or canonical(raw) == "reward.mean"
 
 
+def rewards_suffer(view: LogView) -> bool:
+    """Tell whether the rewards of the last quarter stand still, are worse than at the start or no numbers at all."""
+    points = view.series("reward", "critic/score/mean", "average reward score", "reward.mean")
+    if len(points) < 4 or any(not math.isfinite(p[2]) for p in points):
+        return True
+    quarter = max(3, len(points) // 4)
+    first, last = [p[2] for p in points[:quarter]], [p[2] for p in points[-quarter:]]
+    noise = max(first) - min(first)
+    return max(last) == min(last) or median(last) < median(first) - max(0.4 * abs(median(first)), 0.5 * noise)
+
+
 def group_of_one(view: LogView) -> Candidate | None:
     """A NaN standard deviation beside a finite reward: one sample per group."""
     for index, row, value in view.series("reward_std"):

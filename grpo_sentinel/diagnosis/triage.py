@@ -14,7 +14,7 @@ from dataclasses import replace
 from grpo_sentinel.diagnosis.absence_checks import ABSENCE_CHECKS
 from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
 from grpo_sentinel.diagnosis.policy_checks import POLICY_CHECKS
-from grpo_sentinel.diagnosis.series_checks import CHECKS
+from grpo_sentinel.diagnosis.series_checks import CHECKS, rewards_suffer
 from grpo_sentinel.diagnosis.traceback_checks import GENERIC, SHAPES, candidates_of_tracebacks
 from grpo_sentinel.diagnosis.trend_checks import TREND_CHECKS
 from grpo_sentinel.diagnosis.update_checks import UPDATE_CHECKS
@@ -100,9 +100,9 @@ _KERNEL = ("xid", "fallen_off_bus", "host_oom_kernel", "host_oom_cgroup", "machi
 _PROSE = re.compile(r"[a-z]{3,} (?!kernel\b)[a-z]{2,}.*?(?:NVRM|Killed|oom-kill|Hardware Error|AER|GPU is lost)")
 
 
-def _lasts(candidate: Candidate) -> bool:
+def _lasts(candidate: Candidate, view: LogView) -> bool:
     """Tell whether a line stays true although the run goes on: not the kernel's words amid someone's prose."""
-    if candidate.name not in LASTING:
+    if candidate.name not in LASTING or (candidate.layer == "reward" and not rewards_suffer(view)):
         return False
     return candidate.name not in _KERNEL or _PROSE.search(candidate.evidence[0].text) is None
 
@@ -115,9 +115,12 @@ def _without_survived(found: list[Candidate], view: LogView) -> tuple[list[Candi
         for n, (t, _) in enumerate(view.tracebacks)
         if view.survived(f"traceback {n}")
     }
+    if view.survived("python_error"):  # exceptions without their frames
+        outlived |= {f"{hit.line.source}:{hit.line.number}" for hit in view.hits["python_error"]}
     for one in found:
         place = f"{one.evidence[0].source}:{one.evidence[0].line}" if one.evidence else ""
-        if _lasts(one) or not (view.survived(one.name) or place in outlived):
+        gone_by = view.survived(one.name) or view.habitual(one.name) or place in outlived
+        if _lasts(one, view) or not gone_by:
             kept.append(one)
         elif one.role != "teardown" and one.name != "reward_frame":
             notes.append(f"the run went on after: {one.says[:160]}")

@@ -20,6 +20,8 @@ from grpo_sentinel.history.logs.tracebacks import Traceback, TracebackReader
 
 MAX_ROWS = 8000
 MAX_HITS = 50
+_OUTLIVED = 3  # rows that must follow for a line to have ended nothing
+_TRACKERS = ("wandb: ", "swanlab: ", "mlflow ")  # what an experiment tracker tells of itself; a fatal one is raised
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class LogView:
     _rows_of: Counter[str] = field(default_factory=Counter)  # rows of a source since its last restart
     _restarts: Counter[str] = field(default_factory=Counter)
     _last_step: dict[str, int] = field(default_factory=dict)
+    _firsts: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # the same of the first hit
     _moments: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # of the last hit: source, rows, restarts
     _stacks: TracebackReader = field(default_factory=TracebackReader)
     _reader: RowReader = field(default_factory=RowReader)
@@ -59,13 +62,14 @@ class LogView:
             self.add(row)
         if got:
             return
-        hit = find_marker(line)
+        hit = find_marker(line) if not line.text.startswith(_TRACKERS) else None
         ended = self._stacks.feed(line)
         if ended is not None and len(self.tracebacks) < MAX_HITS:
             self.tracebacks.append((ended, hit.marker.name if hit is not None else None))
             self._moments[f"traceback {len(self.tracebacks) - 1}"] = self._moment(line.source)
         if hit is not None:
-            self._moments[hit.marker.name] = self._moment(line.source)
+            moment = self._moments[hit.marker.name] = self._moment(line.source)
+            self._firsts.setdefault(hit.marker.name, moment)
             self.hit_counts[hit.marker.name] += 1
             self.last_hits[hit.marker.name] = hit
             kept = self.hits.setdefault(hit.marker.name, [])
@@ -78,7 +82,18 @@ class LogView:
     def survived(self, name: str) -> bool:
         """Tell whether three more rows followed in the same file after the last hit of a kind, without a restart."""
         source, rows, restarts = self._moments.get(name, ("", 0, 0))
-        return self._restarts[source] == restarts and self._rows_of[source] - rows >= 3
+        return self._restarts[source] == restarts and self._rows_of[source] - rows >= _OUTLIVED
+
+    def habitual(self, name: str) -> bool:
+        """Tell whether a kind of line recurs word for word while the run goes on: the last time ended it no more."""
+        source, rows, restarts = self._firsts.get(name, ("", 0, 0))
+        last = self._moments.get(name, ("", 0, 0))
+        if last[0] != source or last[2] != restarts or last[1] - rows < _OUTLIVED:
+            return False
+        first_text, last_text = self.hits[name][0].line.text, self.last_hits[name].line.text
+        stacks = {(t.last.source, t.last.number) for t, _ in self.tracebacks}
+        at = self.last_hits[name].line
+        return _DIGITS.sub("", first_text) == _DIGITS.sub("", last_text) and (at.source, at.number) not in stacks
 
     def _note_rank(self, text: str) -> None:
         rank = text[5:11].partition("]")[0]
@@ -94,6 +109,7 @@ class LogView:
         """Take one row of metrics."""
         if "train_runtime" in row.raw or "train_loss" in row.raw:
             self.finished = True
+            self._rows_of[row.source] += _OUTLIVED  # what stands before the closing summary ended nothing
             return
         if row.step is not None and self.rows and self.rows[-1].step == row.step and self.rows[-1].raw == row.raw:
             return  # the same line twice, as two handlers of one logger write it
@@ -191,6 +207,7 @@ def _thinned(rows: list[Row]) -> list[Row]:
     return out if len(out) < 0.75 * len(rows) else rows[::2]
 
 
+_DIGITS = re.compile(r"\d+")
 _RANK = re.compile(r"\[rank(\d+)\]|\b[Rr]ank (\d+)\b|local_rank: (\d+)")
 
 

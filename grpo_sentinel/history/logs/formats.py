@@ -1,6 +1,6 @@
 """Metric rows of every log format that we know, one small parser each, tried in the order of `PARSERS`.
 
-A parser sees one line and gives a `Row` or nothing; only NeMo-RL needs memory, since it spreads a step over a
+A parser sees one line and gives a `Row` or nothing; only NeMo-RL and AReaL need memory, since they spread a step over a
 block of lines. Values keep their raw names; None means that the trainer printed None (all values were NaN).
 """
 
@@ -199,7 +199,7 @@ def parse_verl(line: Line) -> Row | None:
 
 
 _MEGATRON = re.compile(r"iteration:?\s+(\d+)\s*/\s*(\d+)\s*\|(.*)")
-_MEGATRON_PAIR = re.compile(rf"^\s*([A-Za-z][\w ()/.]*?)\s*:\s*({_NUMBER})[A-Za-z]?\s*$")
+_MEGATRON_PAIR = re.compile(rf"^\s*([A-Za-z][\w ()/.]*?)\s*:\s*({_NUMBER})[A-Za-z]?(?: [A-Za-z]\S*)?\s*$")
 
 
 def parse_megatron(line: Line) -> Row | None:
@@ -250,7 +250,7 @@ def parse_advantages(line: Line) -> Row | None:
 
 
 _PLAIN_STEP = re.compile(r"(?:^|\b)(?:step|iter(?:ation)?|epoch)\s*[:=]?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.IGNORECASE)
-_PLAIN_GATE = re.compile(r"(?:[lL]oss|grad_norm|reward)[\w/.]*\s*[=: ]\s*[-+.\dnNiI]")
+_PLAIN_GATE = re.compile(r"(?:[lL]oss|grad_norm|reward|\| Reward)[\w/.]*\s*[=: ]\s*[-+.\dnNiI]")
 _PLAIN_PAIR = re.compile(rf"\b([A-Za-z][\w/.]*)\s*[=:]\s*({_NUMBER})(?:\s*\(({_NUMBER})\))?(?![\w.])")
 _WORD_PAIR = re.compile(
     r"\b((?:policy_|pg_|train_|lm )?loss|grad[_ ]?norm|reward|reward_std|kl|lr|learning_rate|entropy)"
@@ -260,7 +260,7 @@ _WORD_PAIR = re.compile(
 
 def parse_plain(line: Line) -> Row | None:
     """A plain loop: `step 10/611  loss=12.1181  lr=1.97e-04`, AMP's `grad_norm: 0.3922 (nan)` (value, mean), and
-    `iter 10 | loss 0.52 | grad_norm 0.3`.
+    `iter 10 | loss 0.52 | grad_norm 0.3`; prime-rl's `Step 28 | Reward: 0.3887 | Seq. Length: 345.6 tokens/sample`.
     """
     text = line.text
     if _PLAIN_GATE.search(text) is None:
@@ -320,6 +320,7 @@ PARSERS: tuple[tuple[str, Callable[[Line], Row | None]], ...] = (
     ("oss", parse_plain),
     ("grad_norm", parse_plain),
     ("reward", parse_plain),
+    ("| Reward: ", parse_plain),
 )
 """What a line must hold for a parser to be asked; most specific first, the first that gives a row wins."""
 
@@ -342,6 +343,8 @@ def _row(name: str, line: Line, step: int | None, raw: dict[str, float | None], 
 _RANK = re.compile(r"\[rank(\d+)\]")
 _NEMO_STEP = re.compile(r"=+ Step (\d+)/(\d+) =+")
 _NEMO_PAIR = re.compile(rf"•\s*([^:]+):\s*({_NUMBER})")
+_AREAL_STEP = re.compile(r"\bTrain step (\d+)/(\d+) done")
+_AREAL_PAIR = re.compile(rf"│ ([\w/.]+)\s+│\s+({_NUMBER})\s*(?=│)")
 _BAR = re.compile(r"^\s*\d+%\|.*?\| (\d+)/(\d+) \[[\d:]+<")  # a bar with a caption counts something else
 
 
@@ -350,7 +353,7 @@ _MAX_DICT = 20_000  # characters of one printed dictionary
 
 @dataclass(slots=True)
 class RowReader:
-    """Turn lines into rows: parsers in order, progress bars for steps, blocks of NeMo-RL joined.
+    """Turn lines into rows: parsers in order, progress bars for steps, blocks of NeMo-RL and AReaL joined.
 
     A dictionary row without a step takes it from the nearest progress bar before it in the same source when there
     is one; otherwise `step` stays None.
@@ -374,13 +377,17 @@ class RowReader:
             yield from self.flush(line.source)
             self._block[line.source] = _row("nemo", line, int(nemo[1]), {}, int(nemo[2]))
             return
+        areal = _AREAL_STEP.search(text) if "Train step " in text else None
+        if areal:
+            yield from self.flush(line.source)
+            self._block[line.source] = _row("areal", line, int(areal[1]), {}, int(areal[2]))
+            return
         block = self._block.get(line.source)
-        if block is not None and "•" in text:
-            pair = _NEMO_PAIR.search(text)
-            if pair:
-                raw = dict(block.raw)
-                raw[pair[1].strip()] = number(pair[2])
-                self._block[line.source] = _row("nemo", line, block.step, raw, block.total_steps)
+        if block is not None and ("•" in text or "│" in text):
+            pairs = (_NEMO_PAIR if "•" in text else _AREAL_PAIR).findall(text)
+            if pairs:
+                raw = {**block.raw, **{name.strip(): number(value) for name, value in pairs}}
+                self._block[line.source] = _row(block.format, line, block.step, raw, block.total_steps)
             return
         if "Step" in text and "oss" in text:
             head = table_head(text)
