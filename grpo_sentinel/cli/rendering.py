@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from grpo_sentinel.catalog import LAYERS
@@ -25,6 +26,9 @@ _KEY_VALUES = (
     ("rss", "memory.rss_bytes"), ("step s", "time.step_seconds"),
 )  # fmt: skip
 _SPARED = ("host", "pid", "rss", "lr", "skipped", "entropy", "kl")  # left out of a narrow table, in this order
+_PIPED_COLUMNS = 100
+_WIDE = 100_000
+_SHORTEST = 40  # columns of a text that may be cut
 
 
 def print_json(body: Any) -> None:
@@ -40,8 +44,8 @@ def print_snapshot(snapshot: Snapshot, source: str, console: Console | None = No
     if not snapshot.ranks:
         console.print("no rank has attached yet: nothing is known")
         return
-    console.print(_ranks(snapshot.ranks, now, console.width))
-    console.print(_layers(snapshot))
+    for line in (*_ranks(snapshot.ranks, now, console.width), *_layers(snapshot, console.width)):
+        console.print(line)
     for line in _findings(snapshot.findings):
         console.print(line)
     console.print(halt_line(snapshot.halt))
@@ -49,27 +53,63 @@ def print_snapshot(snapshot: Snapshot, source: str, console: Console | None = No
         console.print(Text(f"off: {note}", style="yellow"))
 
 
-def plain_console() -> Console:
-    """A console for stdout; wide enough for every column where there is no terminal to fit."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 240)
+def plain_console(*, wide: bool = False) -> Console:
+    """A console for stdout, as wide as its terminal; in a pipe or a file as wide as COLUMNS says, else 100 columns."""
+    given = os.environ.get("COLUMNS", "")
+    piped = int(given) if given.isdigit() and int(given) else _PIPED_COLUMNS
+    return Console(highlight=False, soft_wrap=True, width=_WIDE if wide else None if sys.stdout.isatty() else piped)
 
 
-def _ranks(ranks: Mapping[int, RankStatus], now: int, width: int) -> Table:
+def fitted(
+    titles: Sequence[str], rows: Sequence[Sequence[Text]], width: int, spared: Sequence[str] = (), *, cut: bool = False
+) -> tuple[list[Text], list[str]]:
+    """Give a table as a head and one line a row of at most `width` columns, and the titles that found no room.
+
+    Columns are left out in the order of `spared`, then from the right; with `cut` the last one is shortened instead,
+    and named, once there is nothing left to spare.
+    """
+    sizes = [max([cell_len(title), *(row[at].cell_len for row in rows)]) for at, title in enumerate(titles)]
+    kept = list(range(len(titles)))
+    order = [*spared] if cut else [*spared, *reversed(titles)]
+
+    def needed() -> int:
+        tail = min(sizes[kept[-1]], _SHORTEST) if cut else sizes[kept[-1]]
+        return sum(sizes[at] + 2 for at in kept[:-1]) + tail
+
+    left_out = []
+    for title in order:
+        if needed() <= width or len(kept) == 1:
+            break
+        if (at := list(titles).index(title)) in kept:
+            kept.remove(at)
+            left_out.append(title)
+    lines = []
+    for cells in ([Text(title, style="dim") for title in titles], *rows):
+        line = Text(no_wrap=True)
+        for at in kept:
+            line.append_text(cells[at])
+            line.append(" " * (sizes[at] - cells[at].cell_len + 2) if at != kept[-1] else "")
+        if cut and line.cell_len > width:
+            line.truncate(width, overflow="ellipsis")
+            left_out = [*left_out, titles[-1]] if titles[-1] not in left_out else left_out
+        line.rstrip()
+        lines.append(line)
+    return lines, left_out
+
+
+def room_note(left_out: Sequence[str], console: Console) -> Text | None:
+    """Say what a table had no room for; None when it shows all."""
+    if not left_out:
+        return None
+    return Text(f"  no room for all of: {', '.join(left_out)} ({console.width} columns); --wide shows it", style="dim")
+
+
+def _ranks(ranks: Mapping[int, RankStatus], now: int, width: int) -> list[Text]:
     """A line a rank; columns that do not fit the width are left out, the least needed first."""
     keys = [(title, name) for title, name in _KEY_VALUES if any(name in status.values for status in ranks.values())]
     titles = ["rank", "host", "pid", "state", "step", "phase", "since", *(title for title, _ in keys)]
-    rows = [dict(zip(titles, _rank(rank, status, keys, now), strict=True)) for rank, status in sorted(ranks.items())]
-    needed = {title: max(len(title), *(len(row[title]) for row in rows)) + 2 for title in titles}
-    for title in (*_SPARED, *reversed(titles)):
-        if sum(needed.values()) - 2 <= width or len(needed) == 1:
-            break
-        needed.pop(title, None)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in needed:
-        table.add_column(title, no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[title] for title in needed))
-    return table
+    rows = [_rank(rank, status, keys, now) for rank, status in sorted(ranks.items())]
+    return fitted(titles, rows, width, [title for title in _SPARED if title in titles])[0]
 
 
 def _rank(rank: int, status: RankStatus, keys: list[tuple[str, str]], now: int) -> list[Text]:
@@ -84,18 +124,19 @@ def _rank(rank: int, status: RankStatus, keys: list[tuple[str, str]], now: int) 
     return [Text(cell, style=style if cell is state else "") for cell in cells]
 
 
-def _layers(snapshot: Snapshot) -> Text:
-    """One word per layer: its gravest finding, or ok, or nothing known."""
-    line = Text("layers: ")
+def _layers(snapshot: Snapshot, width: int) -> list[Text]:
+    """One word per layer: its gravest finding, or ok, or nothing known; in as many lines as they need."""
+    lines = [Text("layers: ")]
     seen = layers_seen(snapshot)
     for layer in LAYERS:
         worst = max((finding.severity for finding in snapshot.findings if finding.layer == layer), default=None)
         known = layer in seen
-        if worst is not None:
-            line.append(f"{layer} {worst.name.lower()}  ", style=_COLOURS[worst])
-        else:
-            line.append(f"{layer} {'ok' if known else '-'}  ", style="green" if known else "dim")
-    return line
+        word = worst.name.lower() if worst is not None else "ok" if known else "-"
+        style = _COLOURS[worst] if worst is not None else "green" if known else "dim"
+        if lines[-1].cell_len + len(f"{layer} {word}") > width:
+            lines.append(Text("        "))
+        lines[-1].append(f"{layer} {word}  ", style=style)
+    return lines
 
 
 def _findings(findings: tuple[Finding, ...]) -> list[Text]:

@@ -14,6 +14,8 @@ from grpo_sentinel.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.text import Text
+
     from grpo_sentinel.cli.replaying import Outcome
     from grpo_sentinel.config import RulesConfig
     from grpo_sentinel.history.sources import Progress
@@ -35,6 +37,7 @@ SCHEMA = "grpo-sentinel.replay/1"
 @click.option(
     "--walk", "with_walk", is_flag=True, help="Print the walk backwards: what each layer shows, and what not."
 )
+@click.option("--wide", is_flag=True, help="Show findings in full, whatever the width.")
 @click.option("--json", "as_json", is_flag=True, help=f"Print JSON for programs (schema {SCHEMA}).")
 def replay(
     sources: tuple[str, ...],
@@ -44,6 +47,7 @@ def replay(
     run_id: str | None,
     fail_on: str,
     with_walk: bool,
+    wide: bool,
     as_json: bool,
 ) -> int:
     """Run the rules over past runs: a history, an incident, trainer_state.json, TensorBoard, CSV, JSON lines, logs.
@@ -69,7 +73,7 @@ def replay(
     if as_json:
         print_json({"schema": SCHEMA, "rules": len(rules), "runs": [_body(outcome) for outcome in outcomes]})
     else:
-        _print(outcomes, with_walk)
+        _print(outcomes, with_walk, wide=wide)
     for source in found:
         if source.others:
             what = "1 other run is" if source.others == 1 else f"{source.others} other runs are"
@@ -120,12 +124,12 @@ def _body(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _print(outcomes: Sequence[Outcome], with_walk: bool = False) -> None:
-    from grpo_sentinel.cli.rendering import plain_console
+def _print(outcomes: Sequence[Outcome], with_walk: bool = False, *, wide: bool = False) -> None:
+    from grpo_sentinel.cli.rendering import plain_console, room_note
     from grpo_sentinel.records import Severity
     from grpo_sentinel.rules.walk import as_lines
 
-    console = plain_console()
+    console = plain_console(wide=wide)
     for outcome in outcomes:
         source = outcome.source
         steps = "no steps" if outcome.first_step is None else f"steps {outcome.first_step} to {outcome.last_step}"
@@ -136,35 +140,39 @@ def _print(outcomes: Sequence[Outcome], with_walk: bool = False) -> None:
             markup=False,
         )
         if outcome.findings:
-            console.print(_table(outcome))
+            lines, left_out = _table(outcome, console.width)
+            for line in lines:
+                console.print(line)
+            note = room_note(left_out, console)
+            if note is not None:
+                console.print(note)
         counts = ", ".join(f"{outcome.count(severity)} {severity.name.lower()}" for severity in reversed(Severity))
         console.print(f"  {counts}" if outcome.findings else "  nothing found", markup=False)
         for rule, count in outcome.left_out.items():
             console.print(f"  {rule}: {count} more, left out", markup=False)
         for line in as_lines(outcome.walk) if with_walk and outcome.walk is not None else ():
             console.print(f"  {line}", markup=False)
-        for note in outcome.notes:
-            console.print(f"  note: {note}", markup=False)
+        for text in outcome.notes:
+            console.print(f"  note: {text}", markup=False)
 
 
-def _table(outcome: Outcome) -> Any:
+def _table(outcome: Outcome, width: int) -> tuple[list[Text], list[str]]:
     """Roots in the order of onset, what follows from each under it."""
-    from rich.table import Table
     from rich.text import Text
 
-    from grpo_sentinel.cli.rendering import _COLOURS
+    from grpo_sentinel.cli.rendering import _COLOURS, fitted
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("since", "told", "severity", "layer", "ranks"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("finding")
-    for finding, depth in ordered(outcome.findings.values()):
-        table.add_row(
-            str(finding.onset_step), str(finding.step), Text(finding.severity.name.lower(), _COLOURS[finding.severity]),
-            finding.layer, ",".join(map(str, finding.ranks)) or "-",
-            Text(f"{'└ ' * depth}{finding.message} [{finding.rule}]"),
-        )  # fmt: skip
-    return table
+    rows = [
+        [
+            Text(str(finding.onset_step)), Text(str(finding.step)),
+            Text(finding.severity.name.lower(), _COLOURS[finding.severity]), Text(finding.layer),
+            Text(",".join(map(str, finding.ranks)) or "-"), Text(finding.rule),
+            Text(f"{'└ ' * depth}{finding.message}"),
+        ]
+        for finding, depth in ordered(outcome.findings.values())
+    ]  # fmt: skip
+    titles = ("since", "told", "severity", "layer", "ranks", "rule", "finding")
+    return fitted(titles, rows, width, ("told", "ranks", "layer"), cut=True)
 
 
 def ordered(findings: Any) -> list[tuple[Finding, int]]:

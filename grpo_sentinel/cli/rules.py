@@ -56,10 +56,16 @@ def rules() -> None:
 
 @rules.command("list")
 @click.option("--layer", metavar="LAYER", help="Only rules of one layer.")
+@click.option("--wide", is_flag=True, help="Show every column, whatever the width.")
 @click.option("--json", "as_json", is_flag=True, help=f"Print JSON for programs (schema {SCHEMA}).")
 @_rule_options
 def list_(
-    layer: str | None, as_json: bool, rule_files: tuple[str, ...], config_path: str | None, profile: str | None
+    layer: str | None,
+    wide: bool,
+    as_json: bool,
+    rule_files: tuple[str, ...],
+    config_path: str | None,
+    profile: str | None,
 ) -> int:
     """List the rules by layer, in the order in which a fault climbs."""
     from grpo_sentinel.catalog import LAYERS
@@ -72,31 +78,35 @@ def list_(
     if as_json:
         print_json({"schema": SCHEMA, "rules": [_body(rule, off) for rule in shown]})
         return 0
-    _print_list(shown, off)
+    _print_list(shown, off, wide=wide)
     return 0
 
 
-def _print_list(shown: Sequence[Rule], off: dict[str, str]) -> None:
-    from rich.table import Table
+def _print_list(shown: Sequence[Rule], off: dict[str, str], *, wide: bool) -> None:
     from rich.text import Text
 
-    from grpo_sentinel.cli.rendering import plain_console
+    from grpo_sentinel.cli.rendering import fitted, plain_console, room_note
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("rule", "layer", "severity", "asks for", "for", "how", "signals"):
-        table.add_column(title, no_wrap=title != "signals")
+    rows = []
     for rule in shown:
         style = "" if rule.enabled and rule.name not in off else "dim"
         how = str(rule.detect.get("kind")) + (", exact" if rule.bound else "")
         if style:
             how += ", off"
         action = rule.action.name.lower().replace("_", "-")
-        table.add_row(
+        cells = (
             rule.name, rule.layer, rule.severity.name.lower(), "-" if action in ("note", "alert") else action,
-            rule.persistence, how, Text(", ".join(rule.signals)), style=style,
+            rule.persistence, how, ", ".join(rule.signals),
         )  # fmt: skip
-    console = plain_console()
-    console.print(table)
+        rows.append([Text(cell, style=style) for cell in cells])
+    console = plain_console(wide=wide)
+    titles = ("rule", "layer", "severity", "asks for", "for", "how", "signals")
+    lines, left_out = fitted(titles, rows, console.width, ("signals", "how", "for", "asks for"))
+    for line in lines:
+        console.print(line)
+    note = room_note(left_out, console)
+    if note is not None:
+        console.print(note)
     console.print(counted(len(shown), "rule"))
 
 

@@ -32,19 +32,26 @@ if TYPE_CHECKING:
 @click.command()
 @run_choice
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.option("--wide", is_flag=True, help="Show every column of the ranks, whatever the width.")
 @click.option("--watch", is_flag=True, help="Stay and show it anew every second, until Ctrl-C.")
 @click.option("--walk", "with_walk", is_flag=True, help="Add the walk backwards: what each layer shows, and what not.")
 @click.option("--config", "config_path", metavar="FILE", help="Settings of the sidecar, for its directories.")
 @click.option("--root", metavar="DIR", help="Where rings live; default: ring_dir, $GRPO_SENTINEL_DIR, /dev/shm, ...")
 def status(
-    run_id: str | None, as_json: bool, watch: bool, with_walk: bool, config_path: str | None, root: str | None
+    run_id: str | None,
+    as_json: bool,
+    wide: bool,
+    watch: bool,
+    with_walk: bool,
+    config_path: str | None,
+    root: str | None,
 ) -> int:
     """Show a run: its ranks, layers, firing findings with their root cause, and the newest request.
 
     Without RUN: the run that is alive, else a launched command that waits for its trainer, else the newest run. Works
     without a daemon, from rings and history, and says so.
     """
-    from grpo_sentinel.cli.rendering import print_json, print_snapshot
+    from grpo_sentinel.cli.rendering import plain_console, print_json, print_snapshot
     from grpo_sentinel.rules.walk import as_json as as_json_walk
     from grpo_sentinel.rules.walk import as_lines
 
@@ -57,7 +64,7 @@ def status(
             extra["waiting"] = waiting_now(config)
             print_json({**vars_of(snapshot), "daemon": source == WITH_DAEMON, **extra})
         else:
-            print_snapshot(snapshot, source + ended_ago(snapshot))
+            print_snapshot(snapshot, source + ended_ago(snapshot), plain_console(wide=wide))
             for one in waiting_now(config):
                 if one.run_id != snapshot.run_id:
                     click.echo(f"also launched: {one.run_id}: {one.words()}")
