@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from grpo_sentinel.diagnosis.traceback_checks import wrapping
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView, rank_of
 from grpo_sentinel.history.logs.markers import Hit
@@ -30,9 +31,10 @@ WOULD_DECIDE: dict[str, tuple[str, ...]] = {
 def candidates_of_lines(view: LogView) -> list[Candidate]:
     """Give one candidate per kind of fault line found."""
     out = []
+    told = wrapping(view)
     for name, hits in view.hits.items():
-        first = hits[0]
-        if first.marker.role == "teardown":
+        first = next((hit for hit in hits if (hit.line.source, hit.line.number) not in told), None)
+        if first is None or first.marker.role == "teardown":
             continue
         out.append(_candidate(view, name, first))
     disagreement = ranks_disagree(view)
@@ -45,6 +47,8 @@ def ranks_disagree(view: LogView) -> Candidate | None:
     """The same sequence number with another operation or size on another rank: ranks took different paths."""
     seen: dict[str, Hit] = {}
     for hit in view.hits.get("collective_timeout", ()):
+        if "seq" not in hit.groups:
+            continue
         other = seen.setdefault(hit.groups["seq"], hit)
         mine, theirs = _what(hit), _what(other)
         if mine != theirs and _rank(hit) != _rank(other):
@@ -83,7 +87,7 @@ def _world(hits: list[Hit], view: LogView) -> int:
     """Ranks of the job: from an all-gather's sizes, else from the highest rank that any line names."""
     for hit in hits:
         size, total = int(hit.groups.get("numel_in", 0)), int(hit.groups.get("numel_out", 0))
-        if "GATHER" in hit.groups["op"] and size and total % size == 0 and 1 < total // size <= 4096:
+        if "GATHER" in hit.groups.get("op", "") and size and total % size == 0 and 1 < total // size <= 4096:
             return total // size
     return view.max_rank + 1
 

@@ -56,8 +56,8 @@ _RAISE = re.compile(r"(?:^|\s\s)raise [\w.]+\(")  # the source line of a frame: 
 def find_marker(line: Line) -> Hit | None:
     """Give the first marker that this line carries, None for most lines."""
     text = line.text
-    if _GATE.search(text) is None or _RAISE.search(text) is not None:
-        return None
+    if _GATE.search(text) is None or _RAISE.search(text) is not None or "Error: Caught " in text:
+        return None  # a loader's worker passes on what it caught: the exception itself stands below
     for marker, pattern in _COMPILED:
         if marker.needle in text:
             found = pattern.search(text)

@@ -2,7 +2,8 @@
 
 Ranks and actors interleave, so lines belong together by their prefix (`[rank1]: `, `(TaskRunner pid=7) `, a logger's
 time), in which all digits but those of rank and process are ignored. A traceback whose head was cut off counts as
-well. Memory is constant: the last `MAX_FRAMES` frames of one, the first `MAX_KEPT` of all.
+well, and one that a notebook printed. Memory is constant: the last `MAX_FRAMES` frames of one, the first `MAX_KEPT` of
+all.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ class Frame:
 class Traceback:
     """One finished traceback; `last` is the line of its exception, `first` the number of its first line.
 
-    Exceptions raised from others are one: `first` is then where the first of them begins.
+    Exceptions raised from others are one: `first` is then where the first of them begins, and `wraps` the number of the
+    line that ended the one before, when this one only tells of it in other words.
     """
 
     first: int
+    wraps: int | None = None
     last: Line
     frames: tuple[Frame, ...]
     type: str
@@ -44,6 +47,12 @@ class Traceback:
 _FRAME = re.compile(r'^(.{0,200}?)\s*File "([^"]{1,400})", line \d+, in (\S+)')
 _RICH_FRAME = re.compile(r"^(.{0,200}?)\s*[│|] (/\S{1,400}\.py):\d+ in (\S+)\s*[│|]")  # as the library rich draws it
 _HEAD = re.compile(r"^(.{0,200}?)\s*Traceback \(most recent call last\)")
+_NOTEBOOK = re.compile(r"^(.{0,200}?)([A-Za-z_][\w.]*)\s{3,}Traceback \(most recent call last\)")
+_NOTEBOOK_FRAME = re.compile(
+    r"^\s*(?:File )?([~/<]\S{1,400}?|[A-Za-z]:\\\S{1,400}?)(?::\d+)?,? in ((?:<[^>]*>|[\w.]+))\s*\(?"
+    r"|^\s*((?:Cell|Input) In ?\[\d+\])"
+)
+_ARROW = re.compile(r"^-+> ?\d+ ?(.*)$")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.{0,300})|:?$)")
 _DIGITS = re.compile(r"((?:[Rr]ank ?|pid=)\d+)|\d+")
 _TAIL = re.compile(r"\s*[|+]?\s*$")
@@ -58,6 +67,9 @@ class _Open:
     first: int
     seen: int
     frames: list[Frame] = field(default_factory=list)
+    notebook: bool = False
+    wrapped: int | None = None  # the line that ended the exception which this one was raised from or after
+    handling: bool = False  # it came up while that one was handled: it may be another one, or the same in other words
 
 
 @dataclass(slots=True)
@@ -66,8 +78,8 @@ class TracebackReader:
 
     kept: list[Traceback] = field(default_factory=list)
     _open: dict[tuple[str, str], _Open] = field(default_factory=dict)
-    _ended: dict[str, int] = field(default_factory=dict)  # by source: where the last finished one began
-    _chained: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: place of the sentence, that begin
+    _ended: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: first and last line of the last one
+    _chained: dict[str, tuple[int, int, int, bool]] = field(default_factory=dict)  # place of the sentence, those, how
 
     def feed(self, line: Line) -> Traceback | None:
         """Take one line; give the traceback that it ends."""
@@ -76,12 +88,12 @@ class TracebackReader:
             self._note(line)
             return None
         if "exception" in text and line.source in self._ended and any(sentence in text for sentence in _CHAIN):
-            self._chained[line.source] = line.number, self._ended[line.source]
+            self._chained[line.source] = line.number, *self._ended[line.source], _CHAIN[1] in text
         return self._finish(line) if self._open else None
 
     def _note(self, line: Line) -> None:
         frame = _FRAME.match(line.text) or _RICH_FRAME.match(line.text)
-        head = None if frame else _HEAD.match(line.text)
+        head = None if frame else _NOTEBOOK.match(line.text) or _HEAD.match(line.text)
         found = frame or head
         if found is None:
             return
@@ -92,16 +104,18 @@ class TracebackReader:
         if one is None or head is not None or line.number - one.seen > _MAX_GAP:
             if len(self._open) >= _MAX_OPEN:
                 del self._open[next(iter(self._open))]
-            one = self._open[key] = _Open(prefix, shape, self._begin(line), line.number)
+            one = self._open[key] = self._begin(prefix, shape, line)
+            one.notebook = head is not None and head.re is _NOTEBOOK
         one.seen = line.number
         if frame is not None:
-            one.frames.append(Frame(path=frame[2], function=frame[3]))
-            del one.frames[:-MAX_FRAMES]
+            _add(one, Frame(path=frame[2], function=frame[3]))
 
-    def _begin(self, line: Line) -> int:
-        """Number of the first line: that of the exception which this one was raised from, if there is one."""
-        sentence, first = self._chained.pop(line.source, (-_NEAR - 1, 0))
-        return first if line.number - sentence <= _NEAR else line.number
+    def _begin(self, prefix: str, shape: str, line: Line) -> _Open:
+        """Open one; it begins with the exception which it was raised from, if there is one."""
+        sentence, first, last, handling = self._chained.pop(line.source, (-_NEAR - 1, 0, 0, False))
+        if line.number - sentence > _NEAR:
+            return _Open(prefix, shape, line.number, line.number)
+        return _Open(prefix, shape, first, line.number, wrapped=last, handling=handling)
 
     def _finish(self, line: Line) -> Traceback | None:
         for key, one in self._open.items():
@@ -116,6 +130,8 @@ class TracebackReader:
                     continue
                 rest = line.text[grown.end() :]
             body = rest[1:] if one.prefix and rest.startswith(" ") else rest
+            if one.notebook and _note_notebook(one, line, body):
+                return None
             if not body.strip() or body[0] in " \t^~|│╭╰":
                 _note_source(one, line, body)
                 if one.prefix:
@@ -131,14 +147,33 @@ class TracebackReader:
             if not _is_exception(found[1]):
                 continue
             del self._open[key]
-            self._ended[line.source] = one.first
+            self._ended[line.source] = one.first, line.number
+            wraps = one.wrapped if not one.handling or one.frames[-1].source.startswith("raise ") else None
             done = Traceback(
-                first=one.first, last=line, frames=tuple(one.frames), type=found[1], message=found[2] or ""
-            )
+                first=one.first, wraps=wraps, last=line, frames=tuple(one.frames), type=found[1], message=found[2] or ""
+            )  # fmt: skip
             if len(self.kept) < MAX_KEPT:
                 self.kept.append(done)
             return done
         return None
+
+
+def _add(one: _Open, frame: Frame) -> None:
+    one.frames.append(frame)
+    del one.frames[:-MAX_FRAMES]
+
+
+def _note_notebook(one: _Open, line: Line, body: str) -> bool:
+    """Take a line of a notebook's traceback: `FILE in f(x)`, `File FILE:3, in f(x)`, or `----> 3 code` below it."""
+    arrow = _ARROW.match(body)
+    frame = None if arrow else _NOTEBOOK_FRAME.match(body)
+    if arrow and one.frames:
+        one.frames[-1] = replace(one.frames[-1], source=arrow[1].strip()[:200])
+    elif frame:
+        _add(one, Frame(path=frame[1] or frame[3], function=frame[2] or "<module>"))
+    if arrow or frame:
+        one.seen = line.number
+    return bool(arrow or frame)
 
 
 def _note_source(one: _Open, line: Line, body: str) -> None:
