@@ -17,6 +17,7 @@ from pathlib import Path
 
 from grpo_sentinel._version import __version__
 from grpo_sentinel.collectors.cgroup import read_cgroup
+from grpo_sentinel.collectors.nvml import nvidia_devices
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import read_note
 from grpo_sentinel.daemon.places import ring_roots, run_directories, state_dir
@@ -164,7 +165,7 @@ def nvml(config: Config) -> list[Finding]:
         library = ctypes.CDLL("libnvidia-ml.so.1")._name  # loaded, not initialised
     except OSError:
         library = None
-    devices = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+    devices = nvidia_devices()
     if library is None:
         remedy = (
             "fine without GPUs; in a container use the NVIDIA runtime with the utility capability"

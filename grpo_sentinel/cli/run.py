@@ -64,6 +64,8 @@ def run(
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for noisy in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    if launcher_pid is not None:  # the terminal is the training's: no line about a machine that has no GPU
+        logging.getLogger("grpo_sentinel.collectors").setLevel(logging.WARNING)
     daemon = Daemon(
         config,
         run_dir=Path(run_dir) if run_dir is not None else None,

@@ -10,8 +10,10 @@ Unknown is not healthy: a GPU that cannot be read stays in the samples, as faile
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_sentinel.clock import Clock
@@ -26,6 +28,16 @@ NODE = "nvml"
 
 _MODULE = "grpo_sentinel.collectors.nvml_reader"
 _RETRY_SECONDS = 60.0  # after NVML as a whole has failed: most hosts without a driver never get one
+
+
+_DEVICES = ("nvidia*", "dxg", "nvgpu*")  # of a driver, of WSL, of Jetson boards
+
+log = logging.getLogger(__name__)
+
+
+def nvidia_devices(folder: Path = Path("/dev")) -> list[str]:
+    """Name the device files of NVIDIA GPUs that this process can see."""
+    return sorted(path.name for pattern in _DEVICES for path in folder.glob(pattern))
 
 
 class NvmlCollector:
@@ -46,6 +58,7 @@ class NvmlCollector:
         self._xids: dict[str, Counter[int]] = {}  # entity -> how often each Xid number came
         self._newest_xid: dict[str, int] = {}
         self.problem = ""  # why GPUs cannot be read at the moment, one sentence
+        self.absent = False  # there is no GPU to read: the problem is that of any machine without one
 
     def poll(self, wait_seconds: float = 0.0) -> Sequence[Sample]:
         """Return the reading that has come in, or what failed; mostly nothing.
@@ -111,8 +124,12 @@ class NvmlCollector:
             return self._fail("the NVML reader answered something that is not JSON.")
         if "error" in answer:
             self._due_ns = self._clock.monotonic_ns() + self._retry_ns
+            absent = not self._known and not nvidia_devices()
+            if absent and not self.absent:
+                log.info("no NVIDIA device is visible here: GPUs are not watched")
+            self.absent = absent
             return self._fail(str(answer["error"]))
-        self.problem = ""
+        self.problem, self.absent = "", False
         for entity, number in answer["xids"]:
             self._xids.setdefault(entity or NODE, Counter())[number] += 1
             self._newest_xid[entity or NODE] = number

@@ -265,7 +265,7 @@ class Daemon:
     def _poll(self, collector: parts.Waiting, wait_seconds: float = 0.0) -> Sequence[Sample]:
         samples = collector.poll(wait_seconds)
         problem = getattr(collector, "problem", None)
-        if problem is not None:
+        if problem is not None and not getattr(collector, "absent", False):
             self.say(collector.name, problem)
         return samples
 

@@ -14,6 +14,7 @@ from collector_worlds import HERE, GpuWorld
 
 from grpo_sentinel.catalog import SIGNALS, split_name
 from grpo_sentinel.clock import ManualClock
+from grpo_sentinel.collectors import nvml
 from grpo_sentinel.collectors.nvml import NvmlCollector
 from grpo_sentinel.config import NvmlConfig
 from grpo_sentinel.records import Sample
@@ -284,6 +285,32 @@ def test_a_host_without_the_library_is_explained_and_asked_again_only_after_a_mi
     assert reader.collector.poll(WAIT) == ()
     reader.clock.advance(31)
     assert reader.collector.poll(WAIT)
+
+
+@pytest.mark.parametrize("devices", [[], ["nvidiactl", "nvidia0"]])
+def test_a_machine_without_a_gpu_is_no_problem_and_one_whose_driver_fails_is(
+    gpus: GpuWorld,
+    reader: Reader,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    devices: list[str],
+) -> None:
+    monkeypatch.setattr(nvml, "nvidia_devices", lambda: devices)
+    gpus.set({"init": 12})
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            reader.read()
+            reader.clock.advance(61)
+    assert reader.collector.problem
+    assert reader.collector.absent == (not devices)
+    assert [one.levelname for one in caplog.records] == ([] if devices else ["INFO"]), "said once, and calmly"
+
+
+def test_device_files_of_a_driver_are_seen(tmp_path: Path) -> None:
+    assert nvml.nvidia_devices(tmp_path) == []
+    for name in ("nvidiactl", "null", "dxg"):
+        (tmp_path / name).touch()
+    assert nvml.nvidia_devices(tmp_path) == ["dxg", "nvidiactl"]
 
 
 def test_a_driver_that_fails_later_fails_all_that_was_there_and_comes_back(gpus: GpuWorld, reader: Reader) -> None:
