@@ -7,16 +7,15 @@ printed looks right. None of these fires on fewer than five rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 
-from grpo_sentinel.diagnosis.found import GRAD, LOSS, STD, Point, found
+from grpo_sentinel.diagnosis.found import GRAD, LOSS, REWARD, STD, Point, all_are_cut, equal_tail, found
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.diagnosis.view import LogView
 from grpo_sentinel.history.logs.formats import Row
 
-REWARD = ("reward", "critic/score/mean", "average reward score", "reward.mean")
 _FEW = 5
 
 
@@ -75,14 +74,17 @@ def reward_never_moves(view: LogView) -> Candidate | None:
     if view.series(*STD) or view.series("frac_reward_zero_std", "reward.zero_std_ratio"):
         return None
     points = [p for p in view.series(*REWARD) if math.isfinite(p[2])]
-    tail = _equal_tail(points)
-    if len(tail) < 6 or (len(tail) < 0.5 * len(points) and len(tail) < 10):
+    tail = equal_tail(points)
+    before = points[: len(points) - len(tail)]
+    varied = len(before) >= 8 and all(a[2] != b[2] for a, b in pairwise(before))  # then even four equal ones are many
+    if len(tail) < (4 if varied else 6) or (not varied and len(tail) < 0.5 * len(points) and len(tail) < 10):
         return None
     index, row, value = tail[0]
-    if value not in (0.0, 1.0) and not _no_spread(view, index, whole=len(tail) == len(points)):
+    if value > 0 and before and value >= max(p[2] for p in before) and median(p[2] for p in before[-6:]) >= 0.8 * value:
+        return None  # it climbed to its top: the task is solved
+    if value not in (0.0, 1.0) and not varied and not _no_spread(view, index, whole=not before):
         return None
-    cut = [p[2] for p in view.series("data.truncated_ratio") if p[0] >= index]
-    if cut and min(cut) >= 0.99:
+    if all_are_cut(view, index):
         return found(
             view, "all_truncated", "data", 0.75, index, row,
             "every completion is cut at the limit, so all score the same and there is no advantage",
@@ -97,25 +99,16 @@ def _no_spread(view: LogView, index: int, *, whole: bool) -> bool:
     """Largest and smallest score are one, or nothing reaches the parameters: then equal means are equal scores."""
     tops = {i: v for i, _, v in view.series("reward.max") if i >= index}
     lows = {i: v for i, _, v in view.series("reward.min") if i >= index}
-    if tops and lows:
-        return all(lows.get(i) == v for i, v in tops.items())
     grads = [value for i, _, value in view.series(*GRAD) if i >= index]
+    if tops and lows:
+        return all(lows.get(i) == v for i, v in tops.items()) or (bool(grads) and max(grads) == 0)
     return max(grads) == 0 if grads else whole
-
-
-def _equal_tail(points: Sequence[Point]) -> list[Point]:
-    out: list[Point] = []
-    for point in reversed(points):
-        if out and point[2] != out[-1][2]:
-            break
-        out.append(point)
-    return out[::-1]
 
 
 def scheduler_froze(view: LogView) -> Candidate | None:
     """A learning rate that fell evenly and stops dead above its floor: the scheduler is no longer stepped."""
     points = [p for p in view.series("optimizer.learning_rate") if math.isfinite(p[2])]
-    tail = _equal_tail(points)
+    tail = equal_tail(points)
     fall = points[: len(points) - len(tail) + 1][-2 * _FEW :]
     if len(tail) < _FEW or len(fall) < _FEW:
         return None
@@ -140,7 +133,7 @@ def gradient_zero_while_rewards_move(view: LogView) -> Candidate | None:
     if view.series(*STD):
         return None
     points = view.series(*GRAD)
-    tail = _equal_tail(points)
+    tail = equal_tail(points)
     if len(tail) < _FEW or tail[0][2] != 0:
         return None
     index, row, _ = tail[0]
@@ -154,10 +147,27 @@ def gradient_zero_while_rewards_move(view: LogView) -> Candidate | None:
     )  # fmt: skip
 
 
+def gradient_zero_unexplained(view: LogView) -> Candidate | None:
+    """A gradient of exactly zero to the end of a log that shows no rewards: a live loss tells whose fault it is."""
+    if view.series(*STD) or view.series(*REWARD):
+        return None
+    tail = equal_tail(view.series(*GRAD))
+    if len(tail) < _FEW or tail[0][2] != 0:
+        return None
+    index, row, _ = tail[0]
+    losses = [abs(p[2]) for p in view.series(*LOSS) if p[0] >= index and math.isfinite(p[2])]
+    says = f"the gradient norm is exactly 0 in the last {len(tail)} rows"
+    if losses and median(losses) > 0:
+        return found(view, "disconnected_gradient", "gradient", 0.65, index, row, f"{says} although there is a loss")
+    says += ": rewards that do not differ and a loss without parameters look alike here"
+    return found(view, "gradient_unexplained", "undetermined", 0.3, index, row, says, role="witness")
+
+
 ABSENCE_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
     loss_nonfinite,
     field_vanished,
     reward_never_moves,
     scheduler_froze,
     gradient_zero_while_rewards_move,
+    gradient_zero_unexplained,
 )

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
-from grpo_sentinel.diagnosis.found import GRAD, found
+from grpo_sentinel.diagnosis.found import GRAD, KL, Point, found, rewards_rise
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView
 
 
 def kl_out_of_bounds(view: LogView) -> Candidate | None:
     """KL to the reference: negative beyond noise, large before the first update, or blown up."""
-    points = view.series("kl", "critic/kl", "objective/kl", "actor/kl_loss", "policy.kl_k3_nats")
+    points = view.series("kl", "critic/kl", "objective/kl", "actor/kl_loss", *KL)
     good = [p for p in points if math.isfinite(p[2])]
     for index, row, value in good:
         if value < -1:
@@ -22,7 +22,13 @@ def kl_out_of_bounds(view: LogView) -> Candidate | None:
                 view, "negative_kl", "policy", 0.8, index, row,
                 f"the KL estimate is {value:g}: below -1 the sampled and the scored distribution differ",
             )  # fmt: skip
-    if good and good[0][2] > 0.5 and (good[0][1].step in (0, 1)):
+    if len(good) >= 6 and median(p[2] for p in good) < -0.3:
+        index, row, value = good[0]
+        return found(
+            view, "negative_kl", "policy", 0.7, index, row,
+            f"the KL estimate is below 0 throughout ({value:g} here): the sampled and the scored distribution differ",
+        )  # fmt: skip
+    if good and good[0][2] > 0.5 and _at_start(good[0]) and good[0][2] > 0.5 * median(p[2] for p in good):
         index, row, value = good[0]
         return found(
             view, "kl_at_start", "policy", 0.7, index, row,
@@ -31,12 +37,20 @@ def kl_out_of_bounds(view: LogView) -> Candidate | None:
     if len(good) >= 4:
         base = median(p[2] for p in good[: max(2, len(good) // 4)])
         last = median(p[2] for p in good[-max(2, len(good) // 4) :])
-        if last > max(8 * base, 1.0):
+        if last > max(8 * base, 10.0 if rewards_rise(view) else 1.0):
             index, row, value = next(p for p in good if p[2] > max(4 * base, 0.5))
             return found(
                 view, "kl_blowup", "policy", 0.65, index, row, f"KL to the reference rose: {base:.3g} to {last:.3g}",
             )  # fmt: skip
     return None
+
+
+def _at_start(point: Point) -> bool:
+    """Tell whether a row is the log's first and the run's as well: averages of a few steps still begin near 0."""
+    index, row, _ = point
+    if row.step is not None:
+        return row.step <= 20
+    return index == 0 and (row.raw.get("epoch") or 0.0) <= 0.1
 
 
 def kl_before_nan(view: LogView) -> Candidate | None:
@@ -80,7 +94,7 @@ def entropy_collapsed(view: LogView) -> Candidate | None:
 def mismatch(view: LogView) -> Candidate | None:
     """Rollout engine and trainer give the same tokens different probabilities."""
     limits = (
-        ("policy.sampling_k3_nats", 0.01), ("policy.sampling_gap_mean_nats", 0.3),
+        ("policy.sampling_k3_nats", 0.01), ("policy.sampling_gap_mean_nats", 0.15),
         ("policy.sampling_mult_error", 1.1),
     )  # fmt: skip
     for name, limit in limits:

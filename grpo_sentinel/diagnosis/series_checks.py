@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from grpo_sentinel.diagnosis.found import GRAD, STD, Point, found, with_step
+from grpo_sentinel.diagnosis.found import GRAD, REWARD, STD, Point, all_are_cut, found, rewards_suffer, with_step
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.diagnosis.view import LogView, finite
+from grpo_sentinel.history.logs.formats import Row
 from grpo_sentinel.history.logs.names import canonical
 
 
@@ -21,7 +22,7 @@ def first_nonfinite_reward(view: LogView) -> Candidate | None:
     worst: Point | None = None
     for name in sorted({raw for row in view.rows for raw in row.raw if _is_reward_mean(raw)}):
         for point in view.series(name):
-            if not math.isfinite(point[2]):
+            if not math.isfinite(point[2]) and not _summed_all_the_same(point[1]):
                 if worst is None or point[0] < worst[0]:
                     worst = point
                 break
@@ -36,21 +37,16 @@ def first_nonfinite_reward(view: LogView) -> Candidate | None:
     )  # fmt: skip
 
 
+def _summed_all_the_same(row: Row) -> bool:
+    """Tell whether the row's total is a number: a term that does not apply to any sample of a batch is left out."""
+    total = row.raw.get("reward")
+    return total is not None and math.isfinite(total)
+
+
 def _is_reward_mean(raw: str) -> bool:
     if raw.startswith("rewards/"):
         return not raw.endswith("/std")
     return raw == "critic/rewards/mean" or canonical(raw) == "reward.mean"
-
-
-def rewards_suffer(view: LogView) -> bool:
-    """Tell whether the rewards of the last quarter stand still, are worse than at the start or no numbers at all."""
-    points = view.series("reward", "critic/score/mean", "average reward score", "reward.mean")
-    if len(points) < 4 or any(not math.isfinite(p[2]) for p in points):
-        return True
-    quarter = max(3, len(points) // 4)
-    first, last = [p[2] for p in points[:quarter]], [p[2] for p in points[-quarter:]]
-    noise = max(first) - min(first)
-    return max(last) == min(last) or median(last) < median(first) - max(0.4 * abs(median(first)), 0.5 * noise)
 
 
 def group_of_one(view: LogView) -> Candidate | None:
@@ -116,14 +112,14 @@ def no_signal(view: LogView) -> Candidate | None:
     dead = [p for p in series if (p[2] >= 0.999 if share else p[2] == 0.0)]
     total = len(series)
     tail = _trailing(series, dead)
-    if not dead or (len(dead) < 0.6 * total and not _beyond_chance(total, len(dead), len(tail))):
+    few = len(dead) < 0.9 * total and (len(tail) < 3 or len(dead) < 0.6 * total)  # rare signal is a signal
+    if not dead or (few and not _beyond_chance(total, len(dead), len(tail))) or _climbed(view, tail):
         return None
     if len(tail) >= 3:
         dead = tail  # the onset is where it began for good
     index, row, _ = dead[0]
-    cut = row.signals().get("data.truncated_ratio", 0.0)
     confidence = 0.8 if len(dead) >= 3 else 0.6
-    if cut >= 0.99:
+    if row.signals().get("data.truncated_ratio", 0.0) >= 0.99 or all_are_cut(view, index):
         return found(
             view, "all_truncated", "data", confidence, index, row,
             "every completion is cut at the limit, so all score the same and the gradient is zero",
@@ -134,6 +130,17 @@ def no_signal(view: LogView) -> Candidate | None:
         f"all completions of every group score the same ({reward}): no advantage, no gradient"
         f" ({len(dead)} of {total} rows)",
     )  # fmt: skip
+
+
+def _climbed(view: LogView, tail: Sequence[Point]) -> bool:
+    """Tell whether the rewards had risen to the value at which they now all agree: the task is solved."""
+    if not tail:
+        return False
+    points = [p for p in view.series(*REWARD) if math.isfinite(p[2])]
+    before, after = [p[2] for p in points if p[0] < tail[0][0]], [p[2] for p in points if p[0] >= tail[0][0]]
+    if len(before) < 6 or not after:
+        return False
+    return median(after) > 0 and 0.8 * median(after) <= median(before[-6:]) > 1.1 * median(before[:3])
 
 
 def _beyond_chance(total: int, dead: int, tail: int) -> bool:
@@ -201,7 +208,12 @@ def gradient_spike(view: LogView) -> Candidate | None:
         return None
     middle, second = median(values), sorted(values)[-2]
     for index, row, value in points:
-        if value > 10 * middle and value > 3 * second:  # several high ones are a heavy tail, which is normal
+        # several high ones are a heavy tail, which is normal; a single one that did no harm is clipped and forgotten
+        if (
+            value > 10 * middle
+            and value > 3 * second
+            and (points[-1][0] - index < 10 or (view.series(*REWARD) and rewards_suffer(view)))
+        ):
             return found(
                 view, "gradient_spike", "gradient", 0.45, index, row,
                 f"the gradient norm is {value:.3g} against a median of {middle:.3g}", role="symptom",

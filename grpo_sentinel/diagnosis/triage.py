@@ -12,9 +12,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from grpo_sentinel.diagnosis.absence_checks import ABSENCE_CHECKS
+from grpo_sentinel.diagnosis.collapse_checks import COLLAPSE_CHECKS
+from grpo_sentinel.diagnosis.found import rewards_suffer
 from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
 from grpo_sentinel.diagnosis.policy_checks import POLICY_CHECKS
-from grpo_sentinel.diagnosis.series_checks import CHECKS, rewards_suffer
+from grpo_sentinel.diagnosis.series_checks import CHECKS
+from grpo_sentinel.diagnosis.term_checks import TERM_CHECKS
 from grpo_sentinel.diagnosis.traceback_checks import GENERIC, SHAPES, candidates_of_tracebacks
 from grpo_sentinel.diagnosis.trend_checks import TREND_CHECKS
 from grpo_sentinel.diagnosis.update_checks import UPDATE_CHECKS
@@ -23,6 +26,15 @@ from grpo_sentinel.diagnosis.view import LogView, view_of
 from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.rules.remedies import remedies_of
 
+SERIES_CHECKS = (
+    *CHECKS,
+    *UPDATE_CHECKS,
+    *POLICY_CHECKS,
+    *COLLAPSE_CHECKS,
+    *TERM_CHECKS,
+    *TREND_CHECKS,
+    *ABSENCE_CHECKS,
+)
 _ROLE = {"cause": 0, "symptom": 1, "witness": 2}
 _BLIND = ("nvml_init", "driver_mismatch")  # they blind the watcher, not the training
 
@@ -35,12 +47,7 @@ def diagnose(lines: Iterable[Line]) -> Diagnosis:
 def judge(view: LogView) -> Diagnosis:
     """Weigh what a view holds."""
     lines = candidates_of_lines(view)
-    series = [
-        found
-        for part in view.side_by_side()
-        for check in (*CHECKS, *UPDATE_CHECKS, *POLICY_CHECKS, *TREND_CHECKS, *ABSENCE_CHECKS)
-        if (found := check(part)) is not None
-    ]
+    series = [found for part in view.side_by_side() for check in SERIES_CHECKS if (found := check(part)) is not None]
     notes = _normal(view)
     lines = [c for c in lines if not (c.name == "overflow" and _calibrating(view))]
     lines = [c for c in lines if not _explained(c, view)]

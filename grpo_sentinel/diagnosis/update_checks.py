@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
-from grpo_sentinel.diagnosis.found import GRAD, LOSS, Point, found
+from grpo_sentinel.diagnosis.found import GRAD, KL, LOSS, Point, found
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.diagnosis.view import LogView, finite
 
@@ -73,12 +73,20 @@ def learning_rate(view: LogView) -> Candidate | None:
             view, "hot_learning_rate", "optimizer", 0.6, index, row,
             f"the learning rate is {value:g} and the run came apart under it",
         )  # fmt: skip
-    if len(values) >= 5 and max(values) == 0 and points[0][1].format != "verl":  # which may round to 0.000
+    if len(values) >= 5 and max(values) == 0 and not _rounded(view, points[0][1].format):
         index, row, _ = points[0]
         return found(
             view, "zero_learning_rate", "optimizer", 0.7, index, row, "the learning rate is 0 in every row",
         )  # fmt: skip
     return None
+
+
+def _rounded(view: LogView, form: str) -> bool:
+    """Tell whether 0 may be a small rate: verl rounds it, and so may a loop of one's own, if KL rises all the same."""
+    if form != "plain":
+        return form == "verl"
+    kls = [p[2] for p in view.series(*KL) if math.isfinite(p[2])]
+    return len(kls) >= 5 and median(kls[-3:]) > 3 * max(median(kls[:3]), 1e-6)
 
 
 def _went_wrong(view: LogView) -> bool:
