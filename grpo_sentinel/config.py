@@ -125,6 +125,7 @@ class HaltingConfig(Section):
     nonfinite_updates: int = Field(3, ge=1, description="skipped non-finite updates that halt the run ...")
     nonfinite_window_steps: int = Field(20, ge=1, description="... when they fall within so many steps")
     pin_checkpoints: bool = Field(True, description="keep the newest checkpoint from before the onset of an anomaly")
+    max_pins: int = Field(3, ge=1, description="kept checkpoints of a run and its restarts; each costs a checkpoint")
     checkpoint_dir: str | None = Field(None, description="where the trainer saves; found from its config when unset")
     on_alerts: dict[str, Literal["checkpoint", "checkpoint-and-halt"]] = Field(
         default_factory=dict,

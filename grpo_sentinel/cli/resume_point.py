@@ -90,6 +90,8 @@ def _print(found: ResumePoint, directory: Path) -> None:
         return
     for reason in found.reasons:
         click.echo(reason, err=True)
+    if found.pinned:
+        click.echo("it stays until `grpo-sentinel pins` is asked to remove it", err=True)
     click.echo(str(found.path))
 
 

@@ -114,7 +114,7 @@ def write_summary(
         say(f"  {dry.detail} ({dry.reason})")
     pinned = next((one.pinned_checkpoint for one in reversed(requests) if one.pinned_checkpoint), "")
     if pinned:
-        say(f"  kept from before the onset: {pinned}")
+        say(f"  kept from before the onset: {pinned}; `grpo-sentinel pins` lists and removes such copies")
     for where in incident_paths(config, directory.name, started_ns)[:_MOST_FINDINGS]:
         say(f"  incident: {where}; `grpo-sentinel incident show {where.name.removesuffix(ARCHIVE)}`")
     say(f"  history: {path}; rings: {directory}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,10 +23,8 @@ from grpo_sentinel.wording import counted
 
 log = logging.getLogger(__name__)
 
-MOST_PINS = 3
-"""Pinned checkpoints per run: each may cost a whole checkpoint's space."""
-
 _MOST_REPORTED = 64
+_RESTART = re.compile(r"-r\d+$")
 
 
 class Pins:
@@ -41,6 +40,7 @@ class Pins:
     ) -> None:
         self._run_id = run_id
         self._enabled = config.pin_checkpoints
+        self._most = config.max_pins  # each costs a whole checkpoint's space
         self._state = state
         self._background = background
         self._on_pinned = on_pinned
@@ -75,7 +75,7 @@ class Pins:
             if finding.severity is Severity.NOTE:
                 continue
             grave = finding.severity is Severity.CRITICAL or finding.action >= Action.CHECKPOINT
-            if self._enabled and (grave or not self._firing) and len(self.paths) < MOST_PINS:
+            if self._enabled and (grave or not self._firing) and len(self.paths) < self._most:
                 self._submit(finding)
             self._firing.add(finding.finding_id)
 
@@ -96,9 +96,13 @@ class Pins:
         for checkpoint in candidates:
             if any(path.name == checkpoint.path.name for path in self.paths):
                 return None
-            kept = self._keep(checkpoint)
+            destination = checkpoint.path.parent.parent / PINNED_NAME / self._run_id
+            if not (destination / checkpoint.path.name).exists() and len(_kept_in(destination)) >= self._most:
+                return None  # by this run, before its sidecar was started again
+            kept = self._keep(checkpoint, destination)
             bad, told = _numbers(kept)
             if not bad:
+                _make_room(kept.parent, self._most)
                 return lambda: self._pinned(kept, onset, told)
             log.warning("%s %s: not kept, looking further back", kept, bad)
             remove(kept)
@@ -107,10 +111,10 @@ class Pins:
             log.warning("no whole checkpoint from before step %d in %s: nothing to keep", onset, directory)
         return None
 
-    def _keep(self, checkpoint: Checkpoint) -> Path:
+    def _keep(self, checkpoint: Checkpoint, destination: Path) -> Path:
         tag = f"{socket.gethostname()}-{self._run_id}"
         try:
-            return pin(checkpoint, checkpoint.path.parent.parent / PINNED_NAME / self._run_id, tag)
+            return pin(checkpoint, destination, tag)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
@@ -122,6 +126,23 @@ class Pins:
         self.paths.append(path)
         log.warning("kept %s: the newest checkpoint from before step %d, %s", path, onset, told)
         self._on_pinned(str(path))
+
+
+def _make_room(folder: Path, most: int) -> None:
+    """Remove the oldest copies of a run's earlier restarts, so that a job that crashes often does not fill the disk."""
+    base = _RESTART.sub("", folder.name)
+    kin = [one for one in folder.parent.iterdir() if one != folder and _RESTART.sub("", one.name) == base]
+    earlier = sorted((path for one in kin for path in _kept_in(one)), key=lambda path: path.stat().st_mtime)
+    for path in earlier[: max(0, len(earlier) + len(_kept_in(folder)) - most)]:
+        log.info("%s is removed: halting.max_pins is %d for a run and its restarts", path, most)
+        remove(path)
+
+
+def _kept_in(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []
 
 
 def _numbers(path: Path) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from grpo_sentinel.config import Config, HaltingConfig, HistoryConfig, RuleOverr
 from grpo_sentinel.daemon import parts
 from grpo_sentinel.daemon.background import Background
 from grpo_sentinel.daemon.claim import Claim, DaemonNote, is_claimed, read_note
-from grpo_sentinel.daemon.pins import MOST_PINS, Pins
+from grpo_sentinel.daemon.pins import Pins
 from grpo_sentinel.daemon.places import belongs_to, run_directories, state_dir
 from grpo_sentinel.daemon.resume import resume
 from grpo_sentinel.daemon.tidy import KEEP_SECONDS, ROOM_BYTES, tidy
@@ -114,7 +114,7 @@ def test_an_incident_pins_once_a_critical_finding_pins_again_and_the_number_is_b
     for onset in (30, 40, 50):
         one.consider([finding("more", onset=onset)])
         settled(background)
-    assert len(told) == MOST_PINS
+    assert len(told) == HaltingConfig().max_pins
     one.consider([replace(mild, state=FindingState.RESOLVED), finding("n", Action.NOTE, severity=Severity.NOTE)])
 
 
