@@ -25,6 +25,7 @@ _CALLER = re.compile(
     r"_calculate_rewards|compute_rewards?\b|_compute_rewards_per_func|(?<!and)_score_completions"
 )  # the trainer's side of the call
 _CALLED = re.compile(r"^$|reward|score|rm_fn|judge|grade|verif", re.IGNORECASE)
+_CALLS = re.compile(r"\breward_f(?:n|unc)\w*\(")
 _OF_REWARDS = re.compile(r"\breward_f(?:n|unc)\w*\(|output_reward|rewards_per_func|raw_rewards?\b|\brewards? = ")
 """What the innermost frame was doing, by its source line: calling a reward function, or using what it gave."""
 
@@ -41,12 +42,14 @@ def reward_function(traceback: Traceback) -> str | None:
         innermost = place == len(frames) - 1
         if innermost and _OF_REWARDS.search(frame.source):
             return frame.function
+        if not innermost and _CALLS.search(frame.source) and not _of_model(frames[place + 1 :]):
+            return frames[place + 1].function
         if not (_REWARD.search(_place(frame)) or _CALLER.search(frame.function)):
             if _TRAINERS.search(frame.path) and not _CALLED.search(frame.source):
                 return None  # the trainer's own work: what called it is not what failed
             continue
         inner = frames[place + 1 :]
-        if any(_REWARD_MODEL.search(one.path) for one in inner):
+        if _of_model(inner):
             return None
         if _CALLER.search(frame.function) and inner:
             return inner[0].function
@@ -54,6 +57,10 @@ def reward_function(traceback: Traceback) -> str | None:
             continue
         return frame.function
     return None
+
+
+def _of_model(frames: tuple[Frame, ...]) -> bool:
+    return any(_REWARD_MODEL.search(frame.path) for frame in frames)
 
 
 # ---- the layer
@@ -80,7 +87,7 @@ _FRAMES: tuple[tuple[str, str], ...] = (
         r"(?:packages|src)/datasets/|/datasets/(?:arrow_|builder|iterable_|table|load\.py|features|packaged|formatting)"
         r"|/pyarrow/|/pandas/|/jinja2/|/json/(?:decoder|__init__)|/PIL/|(?:^|/)data(?:_\w+)?\.py"
         r"|[^/]*(?:collat|dataloader|data_loader|tokenization|chat_template|data_utils|dataset|rl_data|preprocess|padding"
-        r"|image_processing|image_utils|vision_process|video_process)[^/]*$|_prepare_data|postprocess_data",
+        r"|processing_|image_utils|vision_process|video_process)[^/]*$|_prepare_data|postprocess_data",
         "data",
     ),
     (r"/torch/optim/|lr_scheduler|/bitsandbytes/optim|_optimizer_step|optimizer\.py", "optimizer"),
@@ -106,6 +113,7 @@ _LOADING = re.compile(
     r"/transformers/\S* (?:_?from_pretrained|from_config|_get_module)$|/models/auto/"
     r"|(?:site-packages|dist-packages|/lib)/\S* <module>$"
 )
+_ARGUMENTS = re.compile(r"/torch/utils/data/\S+ __init__$")
 _FORWARD = re.compile(r"/transformers/models/\S*modeling_\S* (?:forward|get_\w*features|\w*merge_input\w*)$")
 _CHANGED = re.compile(
     r"^'?(?!NoneType|str|list|dict|int|float|tuple|bool)[\w.]+'? (?:object )?has no attribute"
@@ -115,9 +123,15 @@ _CHANGED = re.compile(
 
 _ELSEWHERE = re.compile(
     r"CUDA|cuDNN|NCCL|HIP|gloo|[Ww]orker|exited|[Kk]illed|[Ee]ngine|[Ss]ee (?:above|root)|terminated|[Cc]onnection"
-    r"|remote|[Bb]roken pipe|timed? ?out|probability tensor|NVML|[Ss]erver|[Ss]ubprocess|[Cc]hild|failed after"
+    r"|remote|[Bb]roken pipe|timed? ?out|probability tensor|NVML|[Ss]erver|[Ss]ubprocess|[Cc]hild"
+    r"|[Ff]ailed after|retries"
 )
 """Messages of a RuntimeError that speak of another process, or of a device that failed earlier."""
+
+_QUOTES = re.compile(
+    r"\b(?:Value|Type|Key|Index|Attribute|Assertion|Import|NotImplemented)Error: |\b4(?:00|04|05|22)\b"
+)
+"""Such a message that quotes what the other side refused: that is the reason."""
 
 _ORDINARY = ("KeyError", "IndexError", "TypeError", "AttributeError", "ValueError")
 _SAMPLES = re.compile(
@@ -139,7 +153,7 @@ def layer_of(traceback: Traceback) -> str | None:
             layer == "communication" and _ANSWERED.search(traceback.message)
         ):
             return layer
-    if frames and _LOADING.search(frames[-1]):
+    if frames and (_LOADING.search(frames[-1]) or _loads(traceback.frames)):
         return "tooling"  # a model or tokenizer that this library cannot make, or a library that does not come up
     if last == "ValueError" and frames and _FORWARD.search(frames[-1]):
         return "data"  # a model that refuses its input
@@ -150,7 +164,7 @@ def layer_of(traceback: Traceback) -> str | None:
         return "data"
     if last in _ORDINARY and frames and _SAMPLES.search(traceback.frames[-1].source):
         return "data"
-    if last in ("Exception", "TimeoutError") or (last == "RuntimeError" and _ELSEWHERE.search(traceback.message)):
+    if last in ("Exception", "TimeoutError") or (last == "RuntimeError" and _elsewhere(traceback.message)):
         return None  # too general without a frame that speaks, or the reason lies elsewhere
     return "tooling"
 
@@ -158,6 +172,8 @@ def layer_of(traceback: Traceback) -> str | None:
 def _by_frames(frames: list[str], last: str, message: str) -> str | None:
     """The innermost frame that tells."""
     for place in reversed(frames):
+        if _ARGUMENTS.search(place):
+            return "tooling"
         for pattern, layer in _FRAMES:
             if not re.search(pattern, place) or _MAIN.search(place):
                 continue
@@ -166,9 +182,22 @@ def _by_frames(frames: list[str], last: str, message: str) -> str | None:
                     return "tooling"  # it is another server than the one which is asked for
                 if not _NETWORK.search(last) or _ANSWERED.search(message):
                     continue
+            if layer == "data" and last == "RuntimeError" and _elsewhere(message):
+                return None  # a worker of the loader that went away
             if layer != "gradient" or last == "RuntimeError":
                 return layer
     return None
+
+
+def _elsewhere(message: str) -> bool:
+    return _ELSEWHERE.search(message) is not None and _QUOTES.search(message) is None
+
+
+def _loads(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a library failed while it loaded a model or a tokenizer."""
+    return "/transformers/" in frames[-1].path and any(
+        "from_pretrained" in f"{frame.function} {frame.source}" for frame in frames
+    )
 
 
 def of_a_tracker(traceback: Traceback) -> bool:
@@ -198,6 +227,6 @@ def _key_of_samples(traceback: Traceback) -> bool:
 
 _KEYS = (
     "prompt", "completion", "answer", "solution", "messages", "text", "input_ids", "labels", "chosen", "rejected",
-    "images", "question", "ground_truth", "data_source", "reward_model", "extra_info", "raw_prompt", "conversations", "query",
-    "response",
+    "images", "question", "ground_truth", "data_source", "reward_model", "extra_info", "raw_prompt", "conversations",
+    "query", "response",
 )  # fmt: skip

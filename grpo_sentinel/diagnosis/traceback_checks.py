@@ -21,7 +21,7 @@ GENERIC = ("python_error", "not_implemented", "deprecated_arg", "missing_attribu
            "reward_missing", "reward_error", "index_range", "column_missing")  # fmt: skip
 """Markers whose meaning depends on the frames above them."""
 
-SHAPES = ("mask_shape", "shape_mismatch")
+SHAPES = ("mask_shape", "shape_mismatch", "ragged_batch", "ragged_tensor", "ragged_sequence", "broken_file", "bad_text")
 """Sizes that do not fit are the batch's, unless the frames belong to a reward function or to the optimizer."""
 
 

@@ -161,6 +161,9 @@ SAMPLES = {
     "killed": "Killed",
     "exit_137": "command terminated with exit code 137",
     "no_placement": '  File "/opt/verl/verl/single_controller/ray/base.py", line 101, in get_placement_groups',
+    "told_to_end  ": "command terminated with exit code 143",
+    "session_ended": "Your session crashed for an unknown reason.",
+    "host_alloc  ": "Your session crashed after using all available RAM.",
     "told_to_end ": "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***",
     "told_to_end": "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7721 got signal: 15",
     "exit_signal": "failed (exitcode: -11) local_rank: 0 (pid: 4411) of binary: python3",
@@ -186,6 +189,8 @@ SAMPLES = {
     "wrong_dtype ": "RuntimeError: expected scalar type BFloat16 but found Float",
     "wrong_device": "RuntimeError: Expected all tensors to be on the same device, but found at least two devices",
     "tracker": "wandb.errors.errors.CommError: failed to upsert bucket: returned error 403",
+    "nccl_said": "NCCL INFO NET/Plugin : Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared object file: No such file",
+    "ray_not_up": "ConnectionError: Could not find any running Ray instance.",
     "tracker_said": "wandb: Network error (ReadTimeout), entering retry loop.",
     "gpu_init": "NVRM: GPU 0000:4f:00.0: RmInitAdapter failed! (0x24:0x65:1417)",
     "target_assert ": "IndexError: Target 151665 is out of bounds.",
@@ -263,7 +268,14 @@ def test_every_kind_has_a_sample() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["the reward of the answer is 3", "loading checkpoint shards", "INFO step 4 took 3.1 s", "GPU memory 40 %", ""],
+    [
+        "the reward of the answer is 3",
+        "loading checkpoint shards",
+        "INFO step 4 took 3.1 s",
+        "GPU memory 40 %",
+        "",
+        "WARNING utils.py:12 ImportError: no module named flash_attn, falling back to eager",
+    ],
 )
 def test_ordinary_lines_are_no_faults(text: str) -> None:
     assert find_marker(Line("log", 1, text)) is None

@@ -52,6 +52,9 @@ def _gate() -> re.Pattern[str]:
 _GATE = _gate()
 _RAISE = re.compile(r"(?:^|\s\s)raise [\w.]+\(")  # the source line of a frame: what is raised stands below it
 
+_WARNS = re.compile(r"\b(?:[A-Z]\w*Warning|WARNING|WARN)\b(?<!NCCL WARN)")
+"""A warning of a library that is missing or does not fit: the program goes on without it."""
+
 
 def find_marker(line: Line) -> Hit | None:
     """Give the first marker that this line carries, None for most lines."""
@@ -61,6 +64,8 @@ def find_marker(line: Line) -> Hit | None:
     for marker, pattern in _COMPILED:
         if marker.needle in text:
             found = pattern.search(text)
+            if found and marker.layer == "tooling" and _WARNS.search(text, 0, found.start()):
+                return None
             if found:
                 groups = {key: value for key, value in found.groupdict().items() if value is not None}
                 return Hit(marker=marker, line=line, groups=groups)

@@ -49,8 +49,8 @@ _RICH_FRAME = re.compile(r"^(.{0,200}?)\s*[│|] (/\S{1,400}\.py):\d+ in (\S+)\s
 _HEAD = re.compile(r"^(.{0,200}?)\s*Traceback \(most recent call last\)")
 _NOTEBOOK = re.compile(r"^(.{0,200}?)([A-Za-z_][\w.]*)\s{3,}Traceback \(most recent call last\)")
 _NOTEBOOK_FRAME = re.compile(
-    r"^\s*(?:File )?([~/<]\S{1,400}?|[A-Za-z]:\\\S{1,400}?)(?::\d+)?,? in ((?:<[^>]*>|[\w.]+))\s*\(?"
-    r"|^\s*((?:Cell|Input) In ?\[\d+\])"
+    r"^\s*(?:File )?\[?([~/<]\S{1,400}?|[A-Za-z]:\\\S{1,400}?)(?::\d+)?,? in ((?:<[^>]*>|[\w.]+))\s*\(?"
+    r"|^\s*((?:Cell|Input) In ?\[\d+\])(?:, line \d+)?(?:, in ((?:<[^>]*>|[\w.]+)))?"
 )
 _ARROW = re.compile(r"^-+> ?\d+ ?(.*)$")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.{0,300})|:?$)")
@@ -170,7 +170,7 @@ def _note_notebook(one: _Open, line: Line, body: str) -> bool:
     if arrow and one.frames:
         one.frames[-1] = replace(one.frames[-1], source=arrow[1].strip()[:200])
     elif frame:
-        _add(one, Frame(path=frame[1] or frame[3], function=frame[2] or "<module>"))
+        _add(one, Frame(path=(frame[1] or frame[3]).partition("](")[0], function=frame[2] or frame[4] or "<module>"))
     if arrow or frame:
         one.seen = line.number
     return bool(arrow or frame)
