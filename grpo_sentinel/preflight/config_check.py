@@ -1,4 +1,4 @@
-"""`check config`: our own settings, or a trainer's JSON or YAML (TRL, verl, OpenRLHF, DeepSpeed)."""
+"""`check config`: our own settings, or a trainer's (TRL, verl, OpenRLHF, DeepSpeed): a file, or what starts it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import yaml
 
 from grpo_sentinel.config import Config, load_config
 from grpo_sentinel.errors import ConfigError, SentinelError
+from grpo_sentinel.preflight.config_check_commands import python_settings, shell_settings
 from grpo_sentinel.preflight.config_check_names import Settings, flatten, recognise_trainer
 from grpo_sentinel.preflight.config_check_trainer import check_trainer
 from grpo_sentinel.preflight.config_check_typos import slips
@@ -23,14 +24,14 @@ from grpo_sentinel.settings_file import refuse_multiplied
 def check_config(path: Path, *, world_size: int | None = None) -> CheckReport:
     """Check one file; `world_size` is the number of ranks, for the geometry of batches. Raises `SentinelError`."""
     began = time.monotonic()
-    body = read_mapping(path)
+    body, complete = _read(path)
     if set(body) & set(Config.model_fields):
         faults, notes, looked, facts, not_seen = _own(path)
     else:
         flat = flatten(body)
-        settings = recognise_trainer(flat, str(path))
+        settings = recognise_trainer(flat, str(path), complete=complete)
         if world_size is not None:
-            settings.values["world_size"] = world_size
+            settings.values |= {"world_size": world_size, "gpus": world_size}
         faults, notes = check_trainer(settings)
         slipped = slips(settings, flat)
         named = {fault.where for fault in slipped}
@@ -45,21 +46,42 @@ def check_config(path: Path, *, world_size: int | None = None) -> CheckReport:
 
 
 _MOST_BYTES = 16 << 20
+_SHELL = (".sh", ".bash", ".slurm", ".sbatch")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bool]:
+    """Read settings, and whether they are all that the trainer is told. Raises `SentinelError`."""
+    if path.suffix not in (*_SHELL, ".py"):
+        return read_mapping(path), False
+    text = _text(path)
+    try:
+        body = python_settings(text) if path.suffix == ".py" else shell_settings(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise SentinelError(f"{path}: not valid Python: {' '.join(str(error).split())}; correct it") from error
+    if not body:
+        wanted = "call of GRPOConfig with settings" if path.suffix == ".py" else "--option or override a.b=value"
+        raise SentinelError(f"{path}: no settings are written in it, not one {wanted}; give the trainer's settings")
+    return body, True
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise SentinelError(f"{path} has more than {_MOST_BYTES >> 20} MiB; give a file of settings")
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SentinelError(f"cannot read {path}: {error}; give a readable file of settings") from error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read JSON or YAML (JSON is YAML). Raises `SentinelError`."""
+    text = _text(path)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise SentinelError(f"{path} has more than {_MOST_BYTES >> 20} MiB; give a file of settings")
-        text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
             body = json.loads(text)
         else:
             refuse_multiplied(yaml.compose(text, Loader=yaml.SafeLoader), path)
             body = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SentinelError(f"cannot read {path}: {error}; give a readable JSON or YAML file") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise SentinelError(f"{path}: not valid JSON or YAML: {' '.join(str(error).split())}; correct it") from error
     if not isinstance(body, dict) or not body:

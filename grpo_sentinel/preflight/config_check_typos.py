@@ -17,7 +17,9 @@ from grpo_sentinel.preflight.report import Fault
 
 _NO_NUMBERS = {
     "schedule", "save_strategy", "save_only_model", "fp16", "use_peft", "nan_filter", "scale_rewards", "dynamic_batch",
-    "algorithm", "epsilon_pair",
+    "algorithm", "epsilon_pair", "bf16", "fp16_eval", "bf16_eval", "auto_batch", "eval_strategy", "do_eval",
+    "loss_type", "model", "use_engine", "engine_mode", "engine_sleeps", "load_best", "kl_in_loss",
+    "kl_in_reward", "save_contents", "colocated", "asynchronous",
 }  # fmt: skip
 _LIKENESS_TRL, _LIKENESS = 0.88, 0.92  # of difflib: one wrong letter in 9, in 13
 _LETTERS = 4  # shorter names resemble one another by chance
@@ -99,7 +101,7 @@ def _misspelled(trainer: str, flat: Mapping[str, object]) -> list[Fault]:
 def _no_numbers(settings: Settings) -> list[Fault]:
     found = []
     for name, value in settings.values.items():
-        if name in _NO_NUMBERS or (isinstance(value, str) and (value == "auto" or "${" in value)):
+        if name in _NO_NUMBERS or (isinstance(value, str) and (value == "auto" or "$" in value)):
             continue
         number = None if isinstance(value, bool) else settings.number(name)
         if number is None or not math.isfinite(number):
