@@ -66,6 +66,8 @@ def canaries(sample: Sample) -> dict[str, str]:
         "copied prompt": joined(sample.prompt) if sample.prompt else "",
         "typo in the answer": with_typo(gold, sample.answer) or gold, "wrong format": without_format(gold),
     }  # fmt: skip
+    if found["wrong format"] == " ".join(gold.split()):
+        del found["wrong format"]  # it has no format but its spacing
     return {name: text for name, text in found.items() if text != gold and (text or name == "empty")}
 
 

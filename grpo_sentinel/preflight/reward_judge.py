@@ -19,7 +19,6 @@ from grpo_sentinel.preflight.reward_target import Sample
 from grpo_sentinel.preflight.reward_trial import KEEPS_GRAPH, Trial, finite_pairs
 
 CASES = 20  # of each class (S15)
-_MODEL_TOLERANCE = 1e-3  # of the range: padding and batch size change the order of float32 sums
 _FORMAT = "wrong format"  # may tie with gold: a lenient reward is no fault
 _TYPO = "typo in the answer"
 _GROWTH_SHARE = 0.25  # of the time that is left, for seeing whether memory grows
@@ -115,14 +114,13 @@ class RewardJudge:
         """The same input twice, in another order, and one at a time, gives the same score."""
         samples = self._gold[: self._cases]
         first = self._trial.score(samples)
-        model = self._trial.scorer.is_model
         tries: tuple[tuple[str, str, Callable[[], Scores]], ...] = (
             ("same input twice", "nondeterministic", lambda: self._trial.score(samples)),
             ("another order", "order", lambda: self._trial.score(samples[::-1])[::-1]),
             ("one at a time, without padding", "batch-size", lambda: [self._trial.score([one])[0] for one in samples]),
         )
         for name, code, again in tries:
-            limit = _MODEL_TOLERANCE * self._scale if model and code != "nondeterministic" else 1e-9
+            limit = 1e-9 + (self._tolerance() if code != "nondeterministic" else 0.0)
             moved = [
                 f"{one.place}: {a} then {b}"
                 for one, a, b in zip(samples, first, again(), strict=True)
@@ -138,6 +136,9 @@ class RewardJudge:
                 return  # what is not deterministic differs in every further try too
         self.found.looked_at.append("determinism: same input twice, another order, one at a time")
 
+    def _tolerance(self) -> float:
+        return self._trial.scorer.tolerance * self._scale
+
     def canaries(self) -> None:
         """Texts that must not win against gold: a reward that lets them is gamed within a few hundred steps."""
         cases = [
@@ -149,7 +150,7 @@ class RewardJudge:
         won: dict[str, list[str]] = {}
         tied: dict[str, int] = {}
         total: dict[str, int] = {}
-        above = 1e-9 + (_MODEL_TOLERANCE * self._scale if self._trial.scorer.is_model else 0)
+        above = 1e-9 + self._tolerance()
         for (one, gold, name, text), score in zip(cases, scores, strict=True):
             if gold is None or score is None or not (math.isfinite(gold) and math.isfinite(score)):
                 continue
@@ -230,7 +231,8 @@ class RewardJudge:
         trial = self._trial
         for code, found, text, remedy in (
             ("raises", trial.raised, "inputs made it raise",
-             "catch it and return a low score: in training it ends the run"),
+             "cut texts to its length before scoring: in training it ends the run" if trial.scorer.is_model
+             else "catch it and return a low score: in training it ends the run"),
             ("not-a-number", trial.odd, "results are not numbers", "return float, or None to abstain"),
         ):  # fmt: skip
             if found:

@@ -7,7 +7,9 @@ during it mean the same. torch and transformers are imported here only when a mo
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,11 +17,15 @@ from typing import Any
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.look import Level
+from grpo_sentinel.preflight.model_kind import adapter_base, kind_of, refuse_random_head
 from grpo_sentinel.preflight.report import Fault
 from grpo_sentinel.preflight.reward_target import Sample
 
 _STATE = "grpo_sentinel.agent.probes.model_state"
 _NAME = "model"
+_POSITIONS = re.compile(r"(?:position_embeddings|embed_positions|wpe)$")  # tables: beyond their rows there is nothing
+# of the range of scores: padding and batch size change the order of sums
+_TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 _B, _D = Level.BROKEN, Level.DOUBTFUL
 _STATES = (
     ("model_training_modules", "training-mode", _B, "modules are in training mode", "call model.eval()"),
@@ -44,13 +50,28 @@ class ModelScorer:
         self.untouched = untouched
         self.load_faults = tuple(load_faults)
         self._torch = import_module("torch")
+        kinds = [str(one.dtype).removeprefix("torch.") for one in model.parameters() if one.is_floating_point()]
+        self._positions = min((one.num_embeddings for name, one in model.named_modules()
+                               if _POSITIONS.search(name) and hasattr(one, "num_embeddings")), default=0)  # fmt: skip
+        self.tolerance = _TOLERANCE.get(kinds[0] if kinds else "", _TOLERANCE["float32"])
 
     def score(self, samples: Sequence[Sample]) -> list[Any]:
-        """Score templated prompt and completion, padded to the longest, without autograd."""
+        """Score templated prompt and completion, padded right to the longest as TRL does, without autograd."""
         texts = [self._text(sample) for sample in samples]
         batch = self._tokenizer(
-            texts, return_tensors="pt", padding=len(texts) > 1, truncation=False, add_special_tokens=False
+            texts,
+            return_tensors="pt",
+            padding=len(texts) > 1,
+            padding_side="right",
+            truncation=False,
+            add_special_tokens=False,
         )
+        rows = self.model.get_input_embeddings().weight.shape[0]
+        if (highest := int(batch["input_ids"].max())) >= rows:
+            raise SentinelError(f"{self.name}: token id {highest} is beyond its {rows:,} rows; the tokenizer is "
+                                "another model's, or the embedding was not resized")  # fmt: skip
+        if self._positions and batch["input_ids"].shape[1] > self._positions:
+            raise ValueError(f"{batch['input_ids'].shape[1]:,} tokens, and its positions end at {self._positions:,}")
         device = next(self.model.parameters()).device
         given = {key: value.to(device) for key, value in batch.items() if key != "token_type_ids"}
         with self._torch.inference_mode():
@@ -93,45 +114,89 @@ def load_model(directory: Path) -> ModelScorer:
         raise SentinelError(
             f"{directory} is a model: checking it needs torch and transformers, pip install torch transformers"
         ) from error
+    base = adapter_base(directory)
     try:
         with contextlib.redirect_stdout(sys.stderr), quiet_loading(transformers):
             model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-                str(directory), local_files_only=True, output_loading_info=True
+                str(base or directory), local_files_only=True, output_loading_info=True,
+                **({"num_labels": 1} if base else {}),
+            )  # fmt: skip
+            missing = set(info.get("missing_keys") or ())
+            if base is not None:
+                model = with_adapter(model, directory, trainable=False)
+                missing -= _brought(model, missing)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                str(tokenizer_of(directory, base)), local_files_only=True
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    except SentinelError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise SentinelError(f"{directory} cannot be loaded as a reward model: {reason}") from error
+    if not kind_of(directory).classifies:
+        prefix = f"{getattr(model, 'base_model_prefix', '') or 'model'}."
+        heads = [name for name in missing if not name.startswith(prefix)]
+        refuse_random_head(directory, heads, "reward model", "a head that scores (a judge that writes its score needs "
+                           "a function of yours)")  # fmt: skip
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if torch.cuda.is_available():
         model.to("cuda")
     return ModelScorer(
-        str(directory), model, tokenizer, untouched=True, load_faults=_load_faults(directory, model, tokenizer, info)
+        str(directory),
+        model,
+        tokenizer,
+        untouched=True,
+        load_faults=_load_faults(directory, model, tokenizer, sorted(missing)),
     )
 
 
 @contextlib.contextmanager
 def quiet_loading(transformers: Any) -> Iterator[None]:
-    """Keep the progress bars of loading off the screen of a check."""
+    """Keep progress bars and reports of loading off the screen: what they say is judged and said by the check."""
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled() if hasattr(logging, "is_progress_bar_enabled") else True
+    level = logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
 
 
-def _load_faults(directory: Path, model: Any, tokenizer: Any, info: dict[str, Any]) -> list[Fault]:
+def with_adapter(model: Any, directory: Path, *, trainable: bool) -> Any:
+    """Put the adapter in `directory` on its base model. Raises `SentinelError` without peft."""
+    try:
+        peft = import_module("peft")
+    except ImportError as error:
+        raise SentinelError(f"{directory} holds an adapter: this needs peft: pip install peft") from error
+    return peft.PeftModel.from_pretrained(model, str(directory), is_trainable=trainable)
+
+
+def tokenizer_of(directory: Path, base: Path | None) -> Path:
+    """Where the tokenizer lies: beside an adapter, else beside its base model."""
+    own = any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    return directory if own or base is None else base
+
+
+def _brought(model: Any, missing: set[str]) -> set[str]:
+    """Those of the base model's missing tensors that the adapter brought (its `modules_to_save`)."""
+    wrapped = [name for name, part in model.named_modules() if hasattr(part, "modules_to_save")]
+    return {one for one in missing if any(name.endswith(one.rpartition(".")[0]) for name in wrapped)}
+
+
+def _load_faults(directory: Path, model: Any, tokenizer: Any, missing: Sequence[str]) -> list[Fault]:
     out = []
 
     def broken(code: str, message: str, remedy: str, examples: Sequence[str] = ()) -> None:
         out.append(Fault(level=Level.BROKEN, code=code, where=str(directory), message=message, remedy=remedy,
                          examples=tuple(examples)))  # fmt: skip
 
-    missing = sorted(info.get("missing_keys") or ())
     if missing:
         broken("weights-missing", f"{len(missing)} tensors are not in the checkpoint and were made at random",
                "this is not a trained reward model, or its head was saved under another name", missing[:3])  # fmt: skip
@@ -152,4 +217,4 @@ def _load_faults(directory: Path, model: Any, tokenizer: Any, info: dict[str, An
     return out
 
 
-__all__ = ["ModelScorer", "load_model", "quiet_loading"]
+__all__ = ["ModelScorer", "load_model", "quiet_loading", "tokenizer_of", "with_adapter"]

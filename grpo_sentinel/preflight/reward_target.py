@@ -37,6 +37,7 @@ class Scorer(Protocol):
 
     name: str
     is_model: bool
+    tolerance: float  # of the range: what the order of sums may move a score of the same input
     attached: bool  # a score came as a tensor that needs a gradient
 
     def score(self, samples: Sequence[Sample]) -> list[Any]:
@@ -52,6 +53,7 @@ class FunctionScorer:
     """
 
     is_model = False
+    tolerance = 0.0
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import torch
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.look import Level
+from grpo_sentinel.preflight.model_kind import adapter_base, kind_of, refuse_random_head, require_causal
 from grpo_sentinel.preflight.report import Fault
-from grpo_sentinel.preflight.reward_model import quiet_loading
+from grpo_sentinel.preflight.reward_model import quiet_loading, tokenizer_of, with_adapter
 from grpo_sentinel.preflight.reward_target import load_object
 
 DTYPES = {
@@ -57,14 +58,17 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_policy(target: str, *, dtype: str = "float32", device: str = "", attention: str = "") -> Loaded:
+def load_policy(
+    target: str, *, dtype: str = "float32", device: str = "", attention: str = "", role: str = "policy"
+) -> Loaded:  # fmt: skip
     """Load from a directory (nothing from a network), or call MODULE:FUNCTION for (model, tokenizer[, optimizer]).
 
-    Raises `SentinelError` in one sentence when there is no such model, or no usable tokenizer.
+    A directory with an adapter alone is put on its base model, the adapter trainable. Raises `SentinelError` in one
+    sentence when there is no such model, or no usable tokenizer.
     """
     path = Path(target).expanduser()
     if path.is_dir():
-        loaded = _from_directory(path, attention)
+        loaded = _from_directory(path, attention, role)
         loaded.model.to(DTYPES[dtype])
     else:
         loaded = _from_function(target)
@@ -77,7 +81,7 @@ def load_policy(target: str, *, dtype: str = "float32", device: str = "", attent
     return loaded
 
 
-def _from_directory(path: Path, attention: str) -> Loaded:
+def _from_directory(path: Path, attention: str, role: str) -> Loaded:
     try:
         import transformers
     except ImportError as error:
@@ -85,20 +89,34 @@ def _from_directory(path: Path, attention: str) -> Loaded:
             f"{path} is a model: this needs torch and transformers: pip install torch transformers"
         ) from error
     extra = {"attn_implementation": attention} if attention else {}
-    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-        raise SentinelError(f"{path} holds an adapter alone; give MODULE:FUNCTION that puts it on its base model")
+    require_causal(path, role)
+    base = adapter_base(path)
     try:
         with contextlib.redirect_stdout(sys.stderr), quiet_loading(transformers):
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
-                str(path), local_files_only=True, output_loading_info=True, **extra
+                str(base or path), local_files_only=True, output_loading_info=True, **extra
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(tokenizer_of(path, base)), local_files_only=True)
+            if base is not None:
+                model = with_adapter(model, path, trainable=True)
+    except SentinelError:
+        raise
     except Exception as error:
         raise SentinelError(f"{path} cannot be loaded as a causal language model: {_short(error)}") from error
+    missing = sorted(info.get("missing_keys") or ())
+    if role == "reference" or "ForCausalLM" not in kind_of(path).architecture:
+        refuse_random_head(path, set(missing) & _heads(model), role, "a language-model head")
     return Loaded(
         name=str(path), model=model, tokenizer=_padded(tokenizer), directory=path,
-        faults=(*_missing(str(path), info), *_non_finite(str(path), model)),
+        faults=(*_missing(str(path), missing), *_non_finite(str(path), model)),
     )  # fmt: skip
+
+
+def _heads(model: Any) -> set[str]:
+    """Names of the output layer's parameters."""
+    head = model.get_output_embeddings()
+    own = {id(one) for one in head.parameters()} if head is not None else set()
+    return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in own}
 
 
 def _from_function(target: str) -> Loaded:
@@ -136,8 +154,7 @@ def _padded(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def _missing(name: str, info: Mapping[str, Any]) -> list[Fault]:
-    missing = sorted(info.get("missing_keys") or ())
+def _missing(name: str, missing: Sequence[str]) -> list[Fault]:
     if not missing:
         return []
     return [

@@ -21,11 +21,13 @@ from grpo_sentinel.preflight.live.loading import Loaded, load_policy
 from grpo_sentinel.preflight.live.padding import padding_gap
 from grpo_sentinel.preflight.live.rollout import Batch, generate
 from grpo_sentinel.preflight.live.scoring import Scores, advantages, backward, score
+from grpo_sentinel.preflight.model_kind import adapter_base, require_causal, require_same_kind
 from grpo_sentinel.preflight.policy import PolicyOptions
 from grpo_sentinel.preflight.prompts import built_in_prompts, read_prompts
 from grpo_sentinel.preflight.report import CheckReport, Fault
 from grpo_sentinel.preflight.reward import load_target
 from grpo_sentinel.preflight.reward_head import head_loss
+from grpo_sentinel.preflight.reward_model import tokenizer_of
 from grpo_sentinel.preflight.reward_target import Sample
 from grpo_sentinel.preflight.reward_trial import KEEPS_GRAPH, OutOfTime, Trial
 
@@ -38,6 +40,7 @@ def check(target: str, options: PolicyOptions) -> CheckReport:
     """Run everything that applies; what stands in the way of the rest ends it with what is known."""
     began = time.monotonic()
     notes = Findings(target)
+    _kinds(target, options)
     _tokenizers(target, options, notes)
     policy = load_policy(target, dtype=options.dtype, device=options.device, attention=options.attention)
     notes.faults += policy.faults
@@ -118,18 +121,40 @@ def _reference(
     if not options.reference:
         notes.not_seen.append("KL to the reference, and kl_coef (--reference DIR)")
         return None
-    loaded = load_policy(options.reference, dtype=options.dtype, device=str(policy.device), attention=options.attention)
+    loaded = load_policy(
+        options.reference, dtype=options.dtype, device=str(policy.device), attention=options.attention,
+        role="reference",
+    )  # fmt: skip
     notes.faults += [replace(one, where=f"reference {one.where}") for one in loaded.faults]
+    if loaded.faults:
+        notes.not_seen.append("KL to the reference, and kl_coef: its weights are not whole")
+        return None
     if loaded.vocabulary != policy.vocabulary:
-        notes.broken(
-            "vocabulary-differs",
-            f"the policy has {policy.vocabulary:,} output rows, the reference {loaded.vocabulary:,}",
-            "KL compares other tokens with each other: use a reference of the same vocabulary",
-        )  # fmt: skip
-        if int(batch.ids_BT.max()) >= loaded.vocabulary:
-            return None
+        rows = f"the policy has {policy.vocabulary:,} output rows, the reference {loaded.vocabulary:,}"
+        used = max(len(policy.tokenizer), len(loaded.tokenizer))
+        if used > min(loaded.vocabulary, policy.vocabulary):
+            raise SentinelError(f"{options.reference}: {rows}, the tokenizer has {used:,} tokens: KL would compare "
+                                "other tokens with each other; use a reference of the policy's vocabulary")  # fmt: skip
+        notes.facts["output_rows"] = {"policy": policy.vocabulary, "reference": loaded.vocabulary, "tokens": used}
+        notes.notes.append(f"{rows}; the tokenizer's {used:,} tokens are in both, the rest is padding, which moves "
+                           "KL a little where its logits are not far below the others")  # fmt: skip
+    if int(batch.ids_BT.max()) >= loaded.vocabulary:
+        notes.not_seen.append(f"KL to the reference, and kl_coef: the policy sampled tokens beyond the reference's "
+                              f"{loaded.vocabulary:,} rows")  # fmt: skip
+        return None
     scored: Scores = score(loaded, batch)
     return scored
+
+
+def _kinds(target: str, options: PolicyOptions) -> None:
+    """Refuse what is no causal language model, or no reference of this policy, before anything is loaded."""
+    policy, reference = (Path(one).expanduser() for one in (target, options.reference or "."))
+    if policy.is_dir():
+        require_causal(policy, "policy")
+    if options.reference and reference.is_dir():
+        require_causal(reference, "reference")
+        if policy.is_dir():
+            require_same_kind(policy, reference)
 
 
 def _rewards(
@@ -174,8 +199,9 @@ def _is_trained(policy: Loaded, options: PolicyOptions) -> bool:
 def _tokenizers(target: str, options: PolicyOptions, notes: Findings) -> None:
     """Compare the tokenizers' files of policy, reference and reward model, as `check environment` does."""
     named = {"policy": target, "reference": options.reference, "reward": options.reward_model}
-    paths = {role: Path(name).expanduser() for role, name in named.items() if name}
-    facts = {role: read_facts(role, path) for role, path in paths.items() if path.is_dir()}
+    given = {role: Path(name).expanduser() for role, name in named.items() if name}
+    paths = {role: tokenizer_of(path, adapter_base(path)) for role, path in given.items() if path.is_dir()}
+    facts = {role: read_facts(role, path) for role, path in paths.items()}
     found: list[Fault] = [fault for one in facts.values() for fault in own_faults(one)]
     first = facts.get("policy")
     for role, other in facts.items():
