@@ -107,9 +107,9 @@ def _verl(judge: Judge) -> None:
                      f"{mini:g}", "make the batch a multiple of the mini-batch")  # fmt: skip
     told = "world_size" in judge.settings.values
     gpus = get("gpus") or ranks
-    if told and prompts is not None and prompts * size % gpus:
+    if told and prompts is not None and prompts * size % ranks and not judge.on("dynamic_batch"):
         judge.broken("batch-mismatch", "prompts", f"{prompts:g} prompts x {size:g} completions do not divide over "
-                     f"{gpus:g} GPUs", "make the product a multiple of the GPUs: verl refuses to start")  # fmt: skip
+                     f"{ranks:g} ranks", "make the product a multiple of the ranks: verl refuses to start")  # fmt: skip
     split = get("engine_ranks")
     if told and split and gpus % split:
         judge.broken("batch-mismatch", "engine_ranks", f"{split:g} does not divide {gpus:g} GPUs",

@@ -50,6 +50,7 @@ _VERL = {
     "actor_rollout_ref.rollout.tensor_model_parallel_size": "engine_ranks",
     "actor_rollout_ref.rollout.top_p": "top_p", "actor_rollout_ref.rollout.top_k": "top_k",
     "actor_rollout_ref.actor.ppo_micro_batch_size": "micro_batch_all",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "loss_type",
     "actor_rollout_ref.actor.use_kl_loss": "kl_in_loss", "algorithm.use_kl_in_reward": "kl_in_reward",
     "actor_rollout_ref.actor.optim.warmup_style": "schedule",
     "actor_rollout_ref.actor.optim.lr_scheduler_type": "schedule",
@@ -69,6 +70,20 @@ _OPENRLHF = {
     "colocate_all_models": "colocated", "vllm_num_engines": "engines", "vllm_tensor_parallel_size": "engine_ranks",
     "use_dynamic_batch": "dynamic_batch", "disable_ds_ckpt": "save_only_model", "num_episodes": "epochs",
     "use_kl_loss": "kl_in_loss", "async_train": "asynchronous",
+    # since 0.10 its options have sections
+    "rollout.n_samples_per_prompt": "group_size", "train.batch_size": "train_batch",
+    "train.micro_batch_size": "micro_batch", "rollout.batch_size": "prompts",
+    "rollout.micro_batch_size": "micro_rollout",
+    "actor.eps_clip": "epsilon", "actor.eps_clip_low_high": "epsilon_pair", "algo.kl.init_coef": "beta",
+    "actor.adam.lr": "learning_rate", "actor.lr_scheduler": "schedule", "actor.lr_warmup_ratio": "warmup_ratio",
+    "actor.max_norm": "max_grad_norm", "ckpt.save_steps": "save_steps", "ckpt.max_num": "save_limit",
+    "ckpt.disable_ds": "save_only_model", "rollout.temperature": "temperature", "rollout.top_p": "top_p",
+    "algo.advantage.estimator": "algorithm", "rollout.max_new_tokens": "completion_length",
+    "data.max_len": "engine_length", "actor.model_name_or_path": "model",
+    "vllm.gpu_memory_utilization": "engine_memory", "vllm.enable_sleep": "engine_sleeps",
+    "train.colocate_all": "colocated", "vllm.num_engines": "engines", "vllm.tensor_parallel_size": "engine_ranks",
+    "train.dynamic_batch_enable": "dynamic_batch", "train.num_episodes": "epochs", "algo.kl.use_loss": "kl_in_loss",
+    "train.async_enable": "asynchronous",
 }  # fmt: skip
 _DEEPSPEED = {
     "train_batch_size": "train_batch", "train_micro_batch_size_per_gpu": "micro_batch",
@@ -78,7 +93,11 @@ _DEEPSPEED = {
 _TRAINERS: tuple[tuple[str, Mapping[str, str], tuple[str, ...]], ...] = (
     ("verl", _VERL, ("actor_rollout_ref.", "algorithm.adv_estimator")),
     ("DeepSpeed", _DEEPSPEED, ("zero_optimization.", "train_micro_batch_size_per_gpu")),
-    ("OpenRLHF", _OPENRLHF, ("n_samples_per_prompt", "micro_train_batch_size", "init_kl_coef")),
+    (
+        "OpenRLHF",
+        _OPENRLHF,
+        ("n_samples_per_prompt", "micro_train_batch_size", "init_kl_coef", "algo.", "rollout.n_samples_per_prompt"),
+    ),
     (
         "TRL",
         _TRL,
@@ -95,11 +114,20 @@ _COMPLETE: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 """What holds where a command line, which is all that the trainer is told, does not say it."""
-_RANKS: Mapping[str, tuple[tuple[str, str], tuple[str, ...]]] = {
+_RANKS: Mapping[str, tuple[tuple[tuple[str, str], ...], tuple[str, ...]]] = {
     "verl": (
-        ("trainer.n_gpus_per_node", "trainer.nnodes"), ("actor_rollout_ref.actor.ulysses_sequence_parallel_size",),
+        (("trainer.n_gpus_per_node", "trainer.nnodes"),),
+        (
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+            "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size",
+            "actor_rollout_ref.actor.megatron.context_parallel_size",
+        ),
     ),
-    "OpenRLHF": (("actor_num_gpus_per_node", "actor_num_nodes"), ("ring_attn_size", "ds_tensor_parallel_size")),
+    "OpenRLHF": (
+        (("actor_num_gpus_per_node", "actor_num_nodes"), ("actor.num_gpus_per_node", "actor.num_nodes")),
+        ("ring_attn_size", "ds_tensor_parallel_size", "ds.ring_attn_size", "ds.tensor_parallel_size"),
+    ),
 }  # fmt: skip
 """Settings whose product is the number of GPUs, and those by which so many GPUs share one sample."""
 
@@ -174,8 +202,9 @@ def _ranks(trainer: str, flat: Mapping[str, Any]) -> dict[str, int]:
     """GPUs, and ranks that have samples of their own; {} where that is not told."""
     if trainer not in _RANKS:
         return {}
-    (by_node, nodes), shared = _RANKS[trainer]
+    products, shared = _RANKS[trainer]
     try:  # null, or ${oc.env:...}
+        by_node, nodes = next((pair for pair in products if pair[0] in flat), products[0])
         gpus = ranks = int(flat[by_node]) * int(flat[nodes])
         for name in shared:
             ranks //= max(1, int(flat.get(name) or 1))

@@ -30,12 +30,17 @@ def check_trainer(settings: Settings) -> tuple[list[Fault], list[str]]:
 
 
 def _ranges(judge: Judge) -> None:
-    told = set()
+    told = {"epsilon"} if _unclipped_below(judge) else set()
     for one in RANGES:
         value = judge.number(one.name)
         if value is not None and one.name not in told and one.wrong(value):
             told.add(one.name)
             judge.fault(one.level, one.code, one.name, one.message.format(f"{value:g}"), one.remedy)
+
+
+def _unclipped_below(judge: Judge) -> bool:
+    """CISPO clips weights from above alone, and its settings say so by bounds of 5 or 10."""
+    return str(judge.settings.values.get("loss_type", "")).lower() == "cispo"
 
 
 def _clipping(judge: Judge) -> None:
@@ -45,9 +50,11 @@ def _clipping(judge: Judge) -> None:
         name, (low, high) = "epsilon_pair", (_number(one) for one in pair)
     else:
         name = "epsilon_high"
+    if _unclipped_below(judge):
+        low = high = None
     if high is not None and low is not None and high < low:
         judge.broken("epsilon", name, f"{high:g} is below the lower bound's {low:g}", "0.28 with 0.2 is usual")
-    elif high is not None and high > 1 and str(judge.settings.values.get("loss_type", "")).lower() != "cispo":
+    elif high is not None and high > 1:
         judge.doubtful("epsilon", name, f"{high:g}: ratios above {1 + high:g} pass, so little is clipped above",
                        "0.28 with 0.2 is usual")  # fmt: skip
     delta = judge.number("delta")

@@ -139,6 +139,10 @@ RIGHT: list[tuple[str, dict[str, Any]]] = [
     ("verl", {"actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine", "actor_rollout_ref.actor.optim.min_lr_ratio": 0.1}),
     ("verl", {"actor_rollout_ref.model.path": "${oc.env:MODEL}", "data.max_response_length": "$LENGTH"}),
     ("verl", {"actor_rollout_ref.actor.ulysses_sequence_parallel_size": 4}),
+    ("verl", {"actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4, "data.train_batch_size": 8,
+              "actor_rollout_ref.actor.ppo_mini_batch_size": 8, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 32}),
+    ("verl", {"actor_rollout_ref.actor.policy_loss.loss_mode": "cispo", "actor_rollout_ref.actor.clip_ratio_low": 10}),
+    ("OpenRLHF", {"ring_attn_size": 2, "actor_num_gpus_per_node": 8}),
     ("OpenRLHF", {"ring_attn_size": 2}), ("OpenRLHF", {"async_train": True, "vllm_num_engines": 3}),
     ("DeepSpeed", {"fp16": {"enabled": False}}),
 ]  # fmt: skip
@@ -208,6 +212,20 @@ openrlhf.cli.train_ppo_ray \\
 EOF
 deepspeed --module $training_commands 2>&1 | tee log
 """
+SECTIONS = (("actor_num_nodes", "actor.num_nodes"), ("actor_num_gpus_per_node", "actor.num_gpus_per_node"),
+            ("advantage_estimator", "algo.advantage.estimator"), ("n_samples_per_prompt", "rollout.n_samples_per_prompt"),
+            ("rollout_batch_size", "rollout.batch_size"), ("micro_train_batch_size", "train.micro_batch_size"),
+            ("train_batch_size", "train.batch_size"), ("eps_clip_low_high", "actor.eps_clip_low_high"),
+            ("save_steps", "ckpt.save_steps"))  # fmt: skip
+
+
+def with_sections(script: str) -> str:
+    """The same script with the names that OpenRLHF's options have since they have sections."""
+    for old, new in SECTIONS:
+        script = script.replace(f"--{old}", f"--{new}")
+    return script
+
+
 VERL_SCRIPT = """N=8; export GPUS=8
 python3 -m verl.trainer.main_ppo \\
     algorithm.adv_estimator=grpo \\
@@ -232,6 +250,11 @@ def main(steps):
     ("run.sh", OPENRLHF_SCRIPT.replace("--save_steps SAVE", ""), {"never-saves"}),  # OpenRLHF's default is -1
     ("run.sh", OPENRLHF_SCRIPT.replace("SAVE", "50").replace("SAMPLES=8", "SAMPLES=1"), {"group-of-one"}),
     ("run.sh", OPENRLHF_SCRIPT.replace("SAVE", "50").replace("0.2 0.28", "0.4 0.28"), {"epsilon"}),
+    ("run.sh", with_sections(OPENRLHF_SCRIPT.replace("SAVE", "50")), set()),
+    ("run.sh", with_sections(OPENRLHF_SCRIPT.replace("SAVE", "-1").replace("SAMPLES=8", "SAMPLES=1")),
+     {"group-of-one", "never-saves"}),
+    ("run.sh", with_sections(OPENRLHF_SCRIPT.replace("SAVE", "-1").replace("batch_size 4", "batch_size 32")),
+     {"accumulation-zero", "never-saves"}),
     ("run.slurm", VERL_SCRIPT, set()), ("run.sh", VERL_SCRIPT.replace("GPUS=8", "GPUS=7"), {"batch-mismatch"}),
     ("run.sh", VERL_SCRIPT.replace("actor_rollout_ref.rollout.n=$N", ""), {"group-of-one"}),  # verl's default is 1
     ("run.sh", VERL_SCRIPT.replace("trainer.save_freq=20", ""), {"never-saves"}),
