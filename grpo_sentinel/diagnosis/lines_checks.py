@@ -10,6 +10,8 @@ from grpo_sentinel.diagnosis.view import LogView, rank_of
 from grpo_sentinel.history.logs.markers import Hit
 
 CONFIDENCE = {"cause": 0.85, "symptom": 0.5, "witness": 0.2}
+OF_MEMORY = 0.75
+"""A device that ran out of memory is only the victim of what took it, but that memory ran out is sure."""
 
 _WHO_KILLED = ("`dmesg -T | grep -i -E 'killed process|oom'` on that node", "the scheduler's record of the job")
 
@@ -105,7 +107,7 @@ def _candidate(view: LogView, name: str, hit: Hit) -> Candidate:
         name=name,
         layer=marker.layer,
         role=marker.role,
-        confidence=CONFIDENCE[marker.role],
+        confidence=OF_MEMORY if (marker.layer, marker.role) == ("memory", "symptom") else CONFIDENCE[marker.role],
         says=says,
         rank=_rank(hit),
         at=hit.line.number / max(view.lines, 1),

@@ -25,6 +25,11 @@ SHAPES = ("mask_shape", "shape_mismatch", "ragged_batch", "ragged_tensor", "ragg
 """Sizes that do not fit are the batch's, unless the frames belong to a reward function or to the optimizer."""
 
 
+CONFIDENCE = {"tooling": 0.7, "data": 0.65, "memory": 0.65, "gradient": 0.6, "optimizer": 0.6, "communication": 0.5}
+"""How often such a verdict was right on logs in the shape of public threads, before they were learned from; rounded
+down. Of communication few were, because a server or a rank that does not answer has mostly a reason elsewhere."""
+
+
 def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
     """Give a candidate for every traceback whose exception no marker explains by itself."""
     out = []
@@ -35,8 +40,9 @@ def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
         found = _candidate(view, traceback)
         if found is None or (marker in SHAPES and found.layer not in ("reward", "optimizer")):
             continue
-        if found.layer == "reward" or _place_of(traceback.last) not in told:
-            out.append(found)
+        if found.layer != "reward" and (_place_of(traceback.last) in told or _follows(view, traceback, found)):
+            continue
+        out.append(found)
     return out or _bare(view)
 
 
@@ -44,6 +50,23 @@ def wrapping(view: LogView) -> set[tuple[str, int]]:
     """Places of the exceptions that tell in other words of the one they were raised from: that one is the cause."""
     known = {(t.last.source, t.last.number) for t, marker in view.tracebacks if marker or not PASSED_ON.search(t.type)}
     return {_place_of(t.last) for t, _ in view.tracebacks if t.wraps is not None and (t.last.source, t.wraps) in known}
+
+
+def _follows(view: LogView, traceback: Traceback, found: Candidate) -> bool:
+    """Tell whether a failure of no special kind came after lines that tell of one which it may follow from."""
+    if found.layer not in ("tooling", "communication") or traceback.type.rpartition(".")[2] not in _GENERAL:
+        return False
+    return any(
+        hits[0].marker.role in ("symptom", "witness")
+        and name not in ("python_error", "reward_frame")
+        and not view.survived(name)
+        and hits[0].line.source == traceback.last.source
+        and hits[0].line.number < traceback.first
+        for name, hits in view.hits.items()
+    )
+
+
+_GENERAL = ("RuntimeError", "Exception", "OSError", "ConnectionError", "ConnectError", "TimeoutError")
 
 
 def _place_of(line: Line) -> tuple[str, int]:
@@ -93,7 +116,7 @@ def _candidate(view: LogView, traceback: Traceback) -> Candidate | None:
     seen = (Evidence(source=traceback.last.source, line=traceback.last.number, text=traceback.last.text.strip()[:300]),)
     if function is not None:
         return Candidate(
-            name="reward_function_raised", layer="reward", confidence=0.8, rank=rank, at=at, evidence=seen,
+            name="reward_function_raised", layer="reward", confidence=0.75, rank=rank, at=at, evidence=seen,
             says=f"the reward function {function} raised {what}",
         )  # fmt: skip
     layer = layer_of(traceback)
@@ -101,6 +124,6 @@ def _candidate(view: LogView, traceback: Traceback) -> Candidate | None:
         return None
     where = traceback.frames[-1]
     return Candidate(
-        name="python_exception", layer=layer, confidence=0.55, rank=rank, at=at, evidence=seen,
+        name="python_exception", layer=layer, confidence=CONFIDENCE[layer], rank=rank, at=at, evidence=seen,
         says=f"{what} in {where.function} of {where.path.rpartition('/')[2]} ended the process",
     )  # fmt: skip

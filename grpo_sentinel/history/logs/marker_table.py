@@ -64,7 +64,7 @@ TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("reward_none", "reward", "cause", "reward functions returned None", r"[Aa]ll reward functions returned None", "no reward function gave a score"),
     ("reward_missing", "reward", "cause", "Reward function is not", r"Reward function is not implemented for", "no reward function is registered for this data source"),
     ("verify_timeout", "reward", "cause", "TimeoutException: ", r"(?:math_verify\S*|grader\S*)[.:]TimeoutException", "the answer checker ran into its own time limit"),
-    ("reward_error", "reward", "cause", "reward", r"(?:Error|Exception): .*\breward func\w*\b.{0,60}(?:must|should|returned|expected|did not)|(?:Error|Exception).*\b(?:in|from|calling)\b.*reward|(?P<fn>\w*reward\w*)\b.*raised \w*(?:Error|Exception)", "a reward function raised"),
+    ("reward_error", "reward", "cause", "reward", r"TypeError: (?!\S*model)\S*reward\w*\(\) (?:missing|got|takes)|(?:Error|Exception): .*\breward func\w*\b.{0,60}(?:must|should|returned|expected|did not)|(?:Error|Exception).*\b(?:in|from|calling)\b.*reward|(?P<fn>\w*reward\w*)\b.*raised \w*(?:Error|Exception)", "a reward function raised"),
     ("reward_frame", "reward", "witness", 'File "', r'File "[^"]*", line \d+, in (?P<fn>compute_(?:reward|score)|\w*reward_fn\w*|_?calculate_rewards?)', "a stack goes through the reward function"),
     ("verify_timeout", "reward", "cause", "Operation timed out!", r"TimeoutError: Operation timed out!", "the answer checker ran into its own time limit"),
     # ---- policy
@@ -158,7 +158,7 @@ TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     # ---- tooling
     ("nvml_init", "tooling", "cause", "nitialize NVML", r"Failed to initialize NVML: (?P<why>.*)", "NVML cannot be used: monitoring is blind, training goes on"),
     ("driver_mismatch", "tooling", "cause", "ersion mismatch", r"Driver/library version mismatch", "the NVIDIA driver was upgraded under a running system"),
-    ("import_error", "tooling", "cause", "Error: ", r"(?:ModuleNotFoundError|ImportError): (?P<what>.*)", "a module is missing or does not fit"),
+    ("import_error", "tooling", "cause", "", r"(?:ModuleNotFoundError|ImportError): (?P<what>.*)|RuntimeEnvSetupError|No matching distribution found", "a module is missing or does not fit"),
     ("undefined_symbol", "tooling", "cause", "undefined symbol", r"undefined symbol: (?P<what>\w+)", "a compiled library does not fit the installed torch or CUDA"),
     ("shared_object", "tooling", "cause", "", r"Error: .*cannot open shared object file|CUDA Setup failed despite", "a compiled library is missing or not on the path of libraries"),
     ("libc", "tooling", "cause", "GLIBC", r"version `GLIBC\w*_[\d.]+' not found", "a compiled library does not fit this system"),
@@ -208,6 +208,7 @@ TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("ray_eof", "undetermined", "witness", "End of file", r"connection error code 2\. End of file", "a Ray worker went away; the log does not say why"),
     ("actor_died", "undetermined", "witness", "ActorDiedError", r"ActorDiedError", "a Ray actor died; the log does not say why"),
     ("segfault", "undetermined", "witness", "S", r"SIGSEGV|Segmentation fault", "a process crashed in native code"),
+    ("scoring_failed", "reward", "symptom", "", r"(?i:\breward|judge|grader|verifier|scorer|scoring|sandbox|executor|resources?_server|model server)\b.{0,80}(?:[Ff]ailed\b|[Ee]rror\b|refused|timed out|unreachable|unavailable)|[Ee]rror\b.{0,40}\b(?i:reward|judge|grader|verifier|scorer|sandbox|executor)\b", "what scores the answers reported failures"),
     ("python_error", "undetermined", "witness", "rror", r"^(?:\[rank\d+\]:\s*|\([^)]*pid=\d+[^)]*\)\s*)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(?:$|: )(?P<message>.{0,200})",
      "an exception ended a process"),
     # ---- decides nothing
@@ -243,7 +244,7 @@ GATES = (
     "prompt cannot", "quire grad", "radient", "required pos", "service not known", "socketStart", "stack expects",
     "start new thread", "timed out", "undefined symbol", "unrecognized arg", "unscale FP16", "unsupported toolchain",
     "uota exceeded", "ut of memory", "vBytes", "version mismatch", "vocabulary", "wait timeout", "xit",
-    "wandb", "StreamReader", "computed twice", "deserializing", "is corrupted", "mlflow.ex", "api_key not", "RmInitAd", "copying a param", "running Ray", "was started", "is out of bounds", "must match",
+    "wandb", "StreamReader", "computed twice", "deserializing", "is corrupted", "mlflow.ex", "api_key not", "RmInitAd", "copying a param", "No matching", "running Ray", "was started", "is out of bounds", "must match",
     "shape mismatch", "of the mask", "tokens do not", "token count", "laceholders", "prompt updates", "t match",
     "identify image", "image file", "reading image", "aspect ratio", "than factor", "EncodeInput", "text input",
     "refix", "Couldn't cast", "dataset len: 0", "ataset is empty", "samples left", "samples remain", "rows left",

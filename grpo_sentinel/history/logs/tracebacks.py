@@ -44,7 +44,7 @@ class Traceback:
     message: str
 
 
-_FRAME = re.compile(r'^(.{0,200}?)\s*File "([^"]{1,400})", line \d+, in (\S+)')
+_FRAME = re.compile(r'^(.{0,200}?)\s*File ["“]([^"”]{1,400})["”], line \d+, in (\S+)')
 _RICH_FRAME = re.compile(r"^(.{0,200}?)\s*[│|] (/\S{1,400}\.py):\d+ in (\S+)\s*[│|]")  # as the library rich draws it
 _HEAD = re.compile(r"^(.{0,200}?)\s*Traceback \(most recent call last\)")
 _NOTEBOOK = re.compile(r"^(.{0,200}?)([A-Za-z_][\w.]*)\s{3,}Traceback \(most recent call last\)")
@@ -84,7 +84,7 @@ class TracebackReader:
     def feed(self, line: Line) -> Traceback | None:
         """Take one line; give the traceback that it ends."""
         text = line.text
-        if 'File "' in text or "Traceback (most" in text or ("│ /" in text and ".py:" in text):
+        if 'File "' in text or "File “" in text or "Traceback (most" in text or ("│ /" in text and ".py:" in text):
             self._note(line)
             return None
         if "exception" in text and line.source in self._ended and any(sentence in text for sentence in _CHAIN):
