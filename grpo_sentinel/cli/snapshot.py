@@ -65,6 +65,8 @@ def save(
     click.echo(
         f"{out}: {taken.kind}, {taken.samples.count} samples, loss {loss}, {len(taken.layers)} layers, {taken.dtype}"
     )
+    if taken.attached:
+        click.echo(f"  an autograd graph is kept that no backward needs: {', '.join(taken.attached)}")
     return 0
 
 

@@ -4,6 +4,7 @@
      "samples":    {"digest", "count", "prompt_ids": [[...]], "completion_ids": [[...]],
                     "texts": [{"prompt", "completion", "answer", "place", "columns"}]},
      "loss", "rewards": [...], "log_probs": [[...]],
+     "attached":   [name, ...] what keeps an autograd graph and should not,
      "layers":     [{"name", "weights" (SHA-256), "activation" (L2 norm), "gradient" (L2 norm)}, ...] in forward order}
 
 What a source does not know is null, and is then not compared.
@@ -61,6 +62,7 @@ class Snapshot:
     log_probs: tuple[tuple[float, ...], ...] | None = None
     layers: tuple[LayerState, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    attached: tuple[str, ...] | None = None  # S31: inputs of the loss with a graph, passes before it with autograd
 
     def to_json(self) -> dict[str, Any]:
         """Give it in its versioned schema."""
@@ -72,6 +74,7 @@ class Snapshot:
                 "prompt_ids": self.samples.prompt_ids, "completion_ids": self.samples.completion_ids,
                 "texts": [dict(one) for one in self.samples.texts],
             },
+            "attached": self.attached,
             "loss": _told(self.loss), "rewards": _all_told(self.rewards),
             "log_probs": None if self.log_probs is None else [_all_told(row) for row in self.log_probs],
             "layers": [
@@ -141,6 +144,7 @@ def _from(body: dict[str, Any]) -> Snapshot:
             completion_ids=tuple(tuple(int(one) for one in row) for row in samples["completion_ids"]),
             texts=tuple(dict(one) for one in samples["texts"]),
         ),
+        attached=None if body.get("attached") is None else tuple(str(one) for one in body["attached"]),
         loss=_number(body["loss"]),
         rewards=None if rewards is None else tuple(float(one) for one in rewards),
         log_probs=None if log_probs is None else tuple(tuple(float(one) for one in row) for row in log_probs),

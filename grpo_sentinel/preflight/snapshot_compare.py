@@ -57,6 +57,7 @@ def compare(
     if _samples(check, other_samples):
         for part in (_weights, _activations, _log_probs, _rewards, _loss, _gradients):
             part(check)
+    _attached(check)
     _versions(check)
     if check.faults:
         check.facts["first_difference"] = {"code": check.faults[0].code, "where": check.faults[0].subject}
@@ -81,6 +82,21 @@ def _samples(check: _Comparison, other: bool) -> bool:
               remedy="save the second with --like FIRST.json, or with the same data, seed and tokenizer")
     )  # fmt: skip
     return False
+
+
+def _attached(check: _Comparison) -> None:
+    """What keeps a graph that no backward needs (S31): a fault where the first did not, else a note."""
+    before, after = check.before.attached, check.after.attached
+    if after is None:
+        check.not_seen.append("whether reward and reference passes keep a graph: only a trainer's or loop's step tells")
+        return
+    check.same.append("what should carry no autograd graph")
+    new = sorted(set(after) - set(before or ()))
+    if new and before is not None:
+        check.differs("keeps-graph", new[0], f"{', '.join(new)}: an autograd graph is kept that no backward needs",
+                      "run reward and reference passes inside torch.no_grad()", new)  # fmt: skip
+    elif after:
+        check.notes.append(f"an autograd graph is kept that no backward needs: {', '.join(after)}")
 
 
 def _layers(check: _Comparison) -> list[tuple[LayerState, LayerState]]:

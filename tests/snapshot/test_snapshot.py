@@ -50,6 +50,16 @@ def test_a_step_is_the_same_as_itself_and_survives_its_file(tmp_path: Path) -> N
     assert compare(STEP, STEP).faults == ()
 
 
+def test_what_keeps_a_graph_is_kept_in_the_file_and_a_file_that_does_not_know_it_is_read(tmp_path: Path) -> None:
+    save(replace(STEP, attached=("advantages",)), tmp_path / "one.json")
+    assert load(tmp_path / "one.json").attached == ("advantages",)
+    body = json.loads((tmp_path / "one.json").read_text())
+    del body["attached"]
+    (tmp_path / "one.json").write_text(json.dumps(body))
+    assert load(tmp_path / "one.json").attached is None
+    assert any("only a trainer" in line for line in compare(STEP, load(tmp_path / "one.json")).not_seen)
+
+
 @pytest.mark.parametrize(("change", "wanted", "where"), [
     ({"loss": 0.6}, ["loss"], "loss"), ({"rewards": (1.0, 0.5)}, ["rewards"], "rewards"), ({"rewards": (1.0,)}, ["rewards"], "rewards"),
     ({"log_probs": ((-0.5, -0.3), (-2.0,))}, ["log-probs"], "log-probs"), ({"log_probs": ((-0.5,), (-2.0,))}, ["log-probs"], "log-probs"),
@@ -93,7 +103,7 @@ def test_what_one_side_does_not_know_is_said_and_not_compared() -> None:
         STEP, replace(STEP, rewards=None, log_probs=None, loss=None, layers=(), versions={"torch": "2.14"})
     )
     assert codes(report) == ["other-layers"]
-    assert len(report.not_seen) == 6
+    assert len(report.not_seen) == 7
     assert any("2.13 and 2.14" in note for note in report.notes)
 
 
@@ -167,6 +177,12 @@ def same():
     return build()
 def scaled():
     return build(scale=1.01)
+def attached():
+    built = build()
+    def step(inner=built["step"]):
+        out = inner()
+        return {**out, "rewards": out["loss"] * out["rewards"], "advantages": out["loss"].detach()}
+    return {**built, "step": step}
 def raises():
     return {**build(), "step": lambda: 1 / 0}
 def nothing():
@@ -186,6 +202,11 @@ def test_a_loop_of_ones_own_makes_the_same_step_twice_and_a_change_in_it_is_foun
     assert compare(first, second).faults == ()
     report = compare(first, other)
     assert report.facts["first_difference"] == {"code": "activation", "where": "layers.1"}
+    assert first.attached == ()
+    kept = take(f"{tmp_path / 'loop.py'}:attached", SnapshotOptions())
+    assert kept.attached == ("rewards",)
+    assert "keeps-graph" in codes(compare(first, kept))
+    assert any("autograd graph" in note for note in compare(kept, kept).notes)
     for name in ("raises", "nothing", "absent"):
         with pytest.raises(SentinelError):
             take(f"{tmp_path / 'loop.py'}:{name}", SnapshotOptions())
@@ -210,6 +231,13 @@ def build(**more):
                        processing_class=AutoTokenizer.from_pretrained(POLICY))
 def hotter():
     return build(temperature=1.5)
+def graphed():
+    trainer = build()
+    judge = torch.nn.Linear(1, 1)
+    def scored(completions, **kw):
+        return (judge(torch.tensor([[float(len(one[0]["content"]))] for one in completions]))[:, 0] ** 2).tolist()
+    trainer.reward_funcs[0] = scored
+    return trainer
 """
 
 
@@ -224,6 +252,10 @@ def test_a_trl_trainer_makes_the_same_step_twice_and_writes_nothing(
         take(f"{tmp_path / 'trainer.py'}:{name}", SnapshotOptions()) for name in ("build", "build", "hotter")
     )
     assert (first.kind, first.samples.count, len(first.rewards or ())) == ("trainer", 4, 4)
+    assert first.attached == ()
+    graphed = take(f"{tmp_path / 'trainer.py'}:graphed", SnapshotOptions())
+    assert graphed.attached is not None
+    assert "generation, reward or reference" in graphed.attached[0]
     assert first.log_probs is not None
     assert [len(row) for row in first.log_probs] == [len(ids) for ids in first.samples.completion_ids]
     assert any(one.gradient for one in first.layers)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.graph_watch import needs_gradient
 from grpo_sentinel.preflight.live.loading import Loaded, call_builder, load_policy
 from grpo_sentinel.preflight.live.rollout import Batch, generate, given_responses, lay_out
 from grpo_sentinel.preflight.live.scoring import backward_nll, score
@@ -34,6 +35,7 @@ from grpo_sentinel.preflight.snapshot import LayerState, Samples, Snapshot, dige
 from grpo_sentinel.preflight.snapshot_take import SnapshotOptions, versions
 
 _CHUNK = 1 << 24
+_DETACHED = ("rewards", "advantages", "ref_log_probs", "old_log_probs")  # of what a loop's step tells
 
 
 def take(source: str, options: SnapshotOptions) -> Snapshot:
@@ -160,7 +162,7 @@ def _of_loop(source: str, built: Mapping[str, Any], options: SnapshotOptions) ->
         log_probs=None if logps is None else tuple(
             tuple(float(one) for one in (row if isinstance(row, list) else [row])) for row in _plain(logps)
         ),
-        layers=layers_of(model, seen),
+        layers=layers_of(model, seen), attached=tuple(name for name in _DETACHED if needs_gradient(told.get(name))),
     )  # fmt: skip
 
 

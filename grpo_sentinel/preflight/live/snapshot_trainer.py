@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.graph_watch import GraphSeen, needs_gradient, watch_graph
 from grpo_sentinel.preflight.live.snapshot_run import _seed, activations, dtype_of, layers_of
 from grpo_sentinel.preflight.snapshot import Samples, Snapshot, digest_of
 from grpo_sentinel.preflight.snapshot_take import SnapshotOptions, versions
@@ -66,12 +67,14 @@ def of_trainer(source: str, trainer: Any, options: SnapshotOptions) -> Snapshot:
     model.zero_grad(set_to_none=True)
     if not hasattr(trainer, "current_gradient_accumulation_steps"):
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    graph = GraphSeen()
     try:
         with contextlib.redirect_stdout(sys.stderr), _Listener(trainer) as heard:
             _seed(options.seed)
             rows = next(iter(trainer.get_train_dataloader()))
             _seed(options.seed)
-            inputs = trainer._prepare_inputs(rows)
+            with watch_graph(graph):
+                inputs = trainer._prepare_inputs(rows)
             with activations(model) as seen:
                 loss = trainer.compute_loss(model, inputs)
                 loss.backward()
@@ -86,13 +89,20 @@ def of_trainer(source: str, trainer: Any, options: SnapshotOptions) -> Snapshot:
     logps = heard.log_probs
     return Snapshot(
         source=source, kind="trainer", dtype=dtype_of(model), seed=options.seed, versions=versions(),
-        samples=_samples(inputs), loss=float(loss.detach()),
+        samples=_samples(inputs), attached=_attached(inputs, graph), loss=float(loss.detach()),
         rewards=None if heard.rewards is None else tuple(float(one) for one in heard.rewards.flatten().tolist()),
         log_probs=None if logps is None or mask is None or mask.shape != logps.shape else tuple(
             tuple(float(one) for one in row[keep].tolist()) for row, keep in zip(logps, mask, strict=True)
         ),
         layers=layers_of(model, seen),
     )  # fmt: skip
+
+
+def _attached(inputs: Any, graph: GraphSeen) -> tuple[str, ...]:
+    """What was made before the loss with autograd (S31): generation, rewards and the reference need none."""
+    named = inputs.items() if isinstance(inputs, dict) else ()
+    passes = (f"generation, reward or reference ({graph.tensors:,} tensors)",) if graph.tensors else ()
+    return (*sorted(str(name) for name, value in named if needs_gradient(value)), *passes)
 
 
 def _mask(inputs: Any) -> torch.Tensor | None:
