@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 
-from grpo_sentinel.diagnosis.found import GRAD, LOSS, REWARD, STD, Point, all_are_cut, equal_tail, found
+from grpo_sentinel.diagnosis.found import GRAD, LOSS, REWARD, STD, Point, equal_tail, found
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.diagnosis.view import LogView
 from grpo_sentinel.history.logs.formats import Row
@@ -67,42 +67,6 @@ def _alike(row: Row, signal: str) -> bool:
         return len(row.raw) >= 3
     signals = row.signals()
     return sum(one in signals for one, _, _ in _WATCHED if one != signal) >= 2
-
-
-def reward_never_moves(view: LogView) -> Candidate | None:
-    """The same mean reward to the last digit in one batch after another, where no spread is logged."""
-    if view.series(*STD) or view.series("frac_reward_zero_std", "reward.zero_std_ratio"):
-        return None
-    points = [p for p in view.series(*REWARD) if math.isfinite(p[2])]
-    tail = equal_tail(points)
-    before = points[: len(points) - len(tail)]
-    varied = len(before) >= 8 and all(a[2] != b[2] for a, b in pairwise(before))  # then even four equal ones are many
-    if len(tail) < (4 if varied else 6) or (not varied and len(tail) < 0.5 * len(points) and len(tail) < 10):
-        return None
-    index, row, value = tail[0]
-    if value > 0 and before and value >= max(p[2] for p in before) and median(p[2] for p in before[-6:]) >= 0.8 * value:
-        return None  # it climbed to its top: the task is solved
-    if value not in (0.0, 1.0) and not varied and not _no_spread(view, index, whole=not before):
-        return None
-    if all_are_cut(view, index):
-        return found(
-            view, "all_truncated", "data", 0.75, index, row,
-            "every completion is cut at the limit, so all score the same and there is no advantage",
-        )  # fmt: skip
-    return found(
-        view, "constant_reward", "reward", 0.7, index, row,
-        f"the mean reward is exactly {value:g} in the last {len(tail)} rows: all completions score the same",
-    )  # fmt: skip
-
-
-def _no_spread(view: LogView, index: int, *, whole: bool) -> bool:
-    """Largest and smallest score are one, or nothing reaches the parameters: then equal means are equal scores."""
-    tops = {i: v for i, _, v in view.series("reward.max") if i >= index}
-    lows = {i: v for i, _, v in view.series("reward.min") if i >= index}
-    grads = [value for i, _, value in view.series(*GRAD) if i >= index]
-    if tops and lows:
-        return all(lows.get(i) == v for i, v in tops.items()) or (bool(grads) and max(grads) == 0)
-    return max(grads) == 0 if grads else whole
 
 
 def scheduler_froze(view: LogView) -> Candidate | None:
@@ -166,7 +130,6 @@ def gradient_zero_unexplained(view: LogView) -> Candidate | None:
 ABSENCE_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
     loss_nonfinite,
     field_vanished,
-    reward_never_moves,
     scheduler_froze,
     gradient_zero_while_rewards_move,
     gradient_zero_unexplained,

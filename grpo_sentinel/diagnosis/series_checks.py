@@ -7,10 +7,10 @@ cannot be, fields that vanish (see "what looks wrong and is normal" in the guide
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 
-from grpo_sentinel.diagnosis.found import GRAD, REWARD, STD, Point, all_are_cut, found, rewards_suffer, with_step
+from grpo_sentinel.diagnosis.found import GRAD, REWARD, STD, Point, found, rewards_suffer, with_step
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.diagnosis.view import LogView, finite
 from grpo_sentinel.history.logs.formats import Row
@@ -104,74 +104,21 @@ def first_nonfinite_gradient(view: LogView) -> Candidate | None:
     return with_step(candidate, step)
 
 
-def no_signal(view: LogView) -> Candidate | None:
-    """Every group has equal rewards: nothing is learned. Truncation is the cause where every completion is cut."""
-    share = view.series("frac_reward_zero_std", "reward.zero_std_ratio")
-    stds = view.series(*STD)
-    series = share or stds
-    dead = [p for p in series if (p[2] >= 0.999 if share else p[2] == 0.0)]
-    total = len(series)
-    tail = _trailing(series, dead)
-    few = len(dead) < 0.9 * total and (len(tail) < 3 or len(dead) < 0.6 * total)  # rare signal is a signal
-    if not dead or (few and not _beyond_chance(total, len(dead), len(tail))) or _climbed(view, tail):
-        return None
-    if len(tail) >= 3:
-        dead = tail  # the onset is where it began for good
-    index, row, _ = dead[0]
-    confidence = 0.8 if len(dead) >= 3 else 0.6
-    if row.signals().get("data.truncated_ratio", 0.0) >= 0.99 or all_are_cut(view, index):
-        return found(
-            view, "all_truncated", "data", confidence, index, row,
-            "every completion is cut at the limit, so all score the same and the gradient is zero",
-        )  # fmt: skip
-    reward = row.signals().get("reward.mean")
-    return found(
-        view, "constant_reward", "reward", confidence, index, row,
-        f"all completions of every group score the same ({reward}): no advantage, no gradient"
-        f" ({len(dead)} of {total} rows)",
-    )  # fmt: skip
-
-
-def _climbed(view: LogView, tail: Sequence[Point]) -> bool:
-    """Tell whether the rewards had risen to the value at which they now all agree: the task is solved."""
-    if not tail:
-        return False
-    points = [p for p in view.series(*REWARD) if math.isfinite(p[2])]
-    before, after = [p[2] for p in points if p[0] < tail[0][0]], [p[2] for p in points if p[0] >= tail[0][0]]
-    if len(before) < 6 or not after:
-        return False
-    return median(after) > 0 and 0.8 * median(after) <= median(before[-6:]) > 1.1 * median(before[:3])
-
-
-def _beyond_chance(total: int, dead: int, tail: int) -> bool:
-    """Tell whether so many dead rows at the end are more than the rate of dead rows before them explains."""
-    rate = (dead - tail + 0.5) / (total - tail + 1)
-    return tail >= 3 and rate**tail < 0.02
-
-
-def _trailing(series: Sequence[Point], dead: Sequence[Point]) -> list[Point]:
-    """Give the dead rows at the end, without a break."""
-    places = {point[0] for point in dead}
-    out: list[Point] = []
-    for point in reversed(series):
-        if point[0] not in places:
-            break
-        out.append(point)
-    return out[::-1]
-
-
 def zero_gradient_with_signal(view: LogView) -> Candidate | None:
     """Rewards differ but the gradient is exactly zero: the loss is not connected to the parameters."""
     grads = view.series(*GRAD)
-    if len(grads) < 2 or any(p[2] != 0.0 for p in grads):
+    if not grads or any(p[2] != 0.0 for p in grads):
         return None
     stds = finite(p[2] for p in view.series(*STD))
     rates = finite(p[2] for p in view.series("optimizer.learning_rate"))
     if not stds or min(stds) <= 0 or (rates and max(rates) == 0):
         return None
+    shares = view.series("frac_reward_zero_std", "reward.zero_std_ratio")
+    if len(grads) < 2 and (not shares or not rates or shares[0][2] > 0.5):
+        return None  # one row alone must show that its groups differ
     index, row, _ = grads[0]
     return found(
-        view, "disconnected_gradient", "gradient", 0.85, index, row,
+        view, "disconnected_gradient", "gradient", 0.85 if len(grads) > 1 else 0.6, index, row,
         f"the gradient norm is exactly 0 in all {len(grads)} rows although rewards differ inside groups",
     )  # fmt: skip
 
@@ -237,7 +184,6 @@ CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
     group_of_one,
     impossible_advantage,
     masked_batch,
-    no_signal,
     first_nonfinite_gradient,
     zero_gradient_with_signal,
     loss_out_of_range,

@@ -17,17 +17,19 @@ from grpo_sentinel.diagnosis.found import rewards_suffer
 from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
 from grpo_sentinel.diagnosis.policy_checks import POLICY_CHECKS
 from grpo_sentinel.diagnosis.series_checks import CHECKS
+from grpo_sentinel.diagnosis.signal_checks import SIGNAL_CHECKS
 from grpo_sentinel.diagnosis.term_checks import TERM_CHECKS
 from grpo_sentinel.diagnosis.traceback_checks import GENERIC, SHAPES, candidates_of_tracebacks
 from grpo_sentinel.diagnosis.trend_checks import TREND_CHECKS
 from grpo_sentinel.diagnosis.update_checks import UPDATE_CHECKS
-from grpo_sentinel.diagnosis.verdict import Candidate, Diagnosis
+from grpo_sentinel.diagnosis.verdict import Candidate, Diagnosis, Evidence
 from grpo_sentinel.diagnosis.view import LogView, view_of
 from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.rules.remedies import remedies_of
 
 SERIES_CHECKS = (
     *CHECKS,
+    *SIGNAL_CHECKS,
     *UPDATE_CHECKS,
     *POLICY_CHECKS,
     *COLLAPSE_CHECKS,
@@ -54,6 +56,7 @@ def judge(view: LogView) -> Diagnosis:
     lines += candidates_of_tracebacks(view)
     lines, gone_by = _without_survived(lines, view)
     notes += gone_by
+    series = [_scorer_gone(c, view) if c.name == "reward_dropped" else c for c in series]
     candidates = sorted(lines + series, key=_rank_of)
     verdict = candidates[0] if candidates else _nothing(view)
     if verdict.role == "witness":
@@ -72,6 +75,24 @@ def judge(view: LogView) -> Diagnosis:
 
 
 _OF_SERVERS = ("read_timeout", "refused", "disconnected", "connection_reset", "server_unreachable", "no_route")
+
+
+_OF_SCORERS = (*_OF_SERVERS, "reward_server", "reward_error", "scoring_failed", "verify_timeout", "reward_none")
+
+
+def _scorer_gone(dropped: Candidate, view: LogView) -> Candidate:
+    """Blame what scores for a reward that fell at once, where a failure of a server was told in the rows before."""
+    place = dropped.evidence[0]
+    rows = [row.line for row in view.rows if row.source == place.source and row.line <= place.line]
+    for name in _OF_SCORERS:
+        for hit in view.hits.get(name, ()):
+            if hit.line.source == place.source and rows[-4:][0] <= hit.line.number <= place.line:
+                seen = Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300])
+                return replace(
+                    dropped, name="scorer_gone", layer="reward", role="cause", confidence=0.6, would_decide=(),
+                    evidence=(seen, place), says=f"a server fails, then {dropped.says.partition(':')[0]}",
+                )  # fmt: skip
+    return dropped
 
 
 def _remedies(verdict: Candidate) -> tuple[str, ...]:
@@ -97,7 +118,7 @@ def _explained(candidate: Candidate, view: LogView) -> bool:
 LASTING = frozenset(
     ("xid", "fallen_off_bus", "ecc", "gpu_lost", "device_handle", "double_bit", "uncorrectable_nvlink", "host_oom_ray",
      "host_oom_kernel", "host_oom_cgroup", "shm_full", "disk_full", "quota", "nvml_init", "driver_mismatch", "ib_error",
-     "ib_event", "ib_status", "reward_none", "reward_error", "kl_negative", "overflow", "scale_minimum", "cache_flush",
+     "ib_event", "ib_status", "reward_none", "reward_error", "scoring_failed", "kl_negative", "overflow", "scale_minimum", "cache_flush",
      "sleep_residue", "skipped_count", "machine_check", "pcie_error")
 )  # fmt: skip
 """Lines that stay true although the run goes on after them; all others would have ended it, or were said in passing."""

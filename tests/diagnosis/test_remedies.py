@@ -25,7 +25,7 @@ def named_causes() -> set[str]:
     out = {marker.name for marker in MARKERS if marker.role in ("cause", "symptom")}
     for path in Path(grpo_sentinel.diagnosis.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("found", "Candidate"):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("found", "Candidate", "replace"):
                 given = {word.arg: word.value for word in node.keywords}.get(
                     "name", node.args[1] if len(node.args) > 1 else None
                 )
