@@ -118,8 +118,8 @@ def _explained(candidate: Candidate, view: LogView) -> bool:
 LASTING = frozenset(
     ("xid", "fallen_off_bus", "ecc", "gpu_lost", "device_handle", "double_bit", "uncorrectable_nvlink", "host_oom_ray",
      "host_oom_kernel", "host_oom_cgroup", "shm_full", "disk_full", "quota", "nvml_init", "driver_mismatch", "ib_error",
-     "ib_event", "ib_status", "reward_none", "reward_error", "scoring_failed", "kl_negative", "overflow", "scale_minimum", "cache_flush",
-     "sleep_residue", "skipped_count", "machine_check", "pcie_error")
+     "ib_event", "ib_status", "reward_none", "reward_error", "scoring_failed",
+     "kl_negative", "overflow", "scale_minimum", "cache_flush", "sleep_residue", "skipped_count", "machine_check", "pcie_error")
 )  # fmt: skip
 """Lines that stay true although the run goes on after them; all others would have ended it, or were said in passing."""
 
