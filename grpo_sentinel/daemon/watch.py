@@ -274,12 +274,16 @@ class RunWatch:
 
     def _hand_on(self, now: int) -> SinkBatch | None:
         news = self._records or self._events or self._samples
-        urgent = self._transitions or self._halt() != self._told_halt
+        urgent = self._transitions or self._halt() != self._told_halt or self._just_left()
         waited = now - self._published_ns
         idle = waited >= IDLE_PUBLISH_NS and (now == self._lived_ns or not self._published_ns)
         if not (urgent or (news and waited >= PUBLISH_NS) or idle):
             return None
         return self.bundle()
+
+    def _just_left(self) -> bool:
+        """Tell whether all ranks have left or died since the last batch: one that ends brings no other news."""
+        return self.over and any(status.liveness in _LIVING for status in self.snapshot.ranks.values())
 
     def _halt(self) -> HaltStatus:
         """Give where the newest request stands; that of a past run was told when it was made."""
