@@ -32,6 +32,7 @@ from grpo_sentinel.agent.own_time import OwnTime
 from grpo_sentinel.agent.phases import PhaseClock
 from grpo_sentinel.agent.recording import StepRecorder
 from grpo_sentinel.agent.settings import Settings
+from grpo_sentinel.agent.spoken import Spoken, run_by_launcher
 from grpo_sentinel.agent.step_clock import StepClock
 from grpo_sentinel.agent.step_vote import StepVote
 from grpo_sentinel.agent.writing import NoWriter, Writer
@@ -67,6 +68,9 @@ class Agent(Observations):
         self.capture: Capture | None = None  # takes evidence; None where it is off
         self.collectives: Collectives | None = None  # tells of torch's flight recorder; None where that is off
         self.last_words = LastWords(self)
+        self._spoken = Spoken(
+            core.rank, None if ring is None else ring.parent, world=core.world, launched=run_by_launcher()
+        )
         self.updates = UpdateWatch(self._vote_on_update, self.observer, guard, enter=self.enter, leave=self.leave)
         self._optimizers = OptimizerHooks(self.updates)
         self._vote, self._recorder = self._per_step()
@@ -276,7 +280,7 @@ class Agent(Observations):
         """Make what goes from step to step with the parts that this agent has now."""
         parts: dict[str, Any] = {"core": self.core, "guard": self.guard, "observer": self.observer, "clock": self.clock}
         vote = StepVote(settings=self.settings, desk=self.desk, event=self.event, **parts)
-        parts.update(vote=vote, phases=self.phases, own_time=self.own_time)
+        parts.update(vote=vote, phases=self.phases, own_time=self.own_time, spoken=self._spoken)
         return vote, StepRecorder(event=self.event, push=self._push, landed=self._landed, **parts)
 
     # ---- the end
@@ -320,6 +324,7 @@ class Agent(Observations):
         if self.capture is not None:
             self.guard.essential("capture", self.capture.close)
         self.guard.essential("step record", self._recorder.late)
+        self.guard.run("spoken", self._spoken.closed)
         self.guard.essential("halt", self.desk.run_ended, self.step - 1)
         for action in reversed(self._on_close):
             self.guard.essential("detach", action)

@@ -15,6 +15,7 @@ from grpo_sentinel.agent.observing import Observer
 from grpo_sentinel.agent.own_time import OwnTime
 from grpo_sentinel.agent.phases import PhaseClock
 from grpo_sentinel.agent.probes.pack import Harvest
+from grpo_sentinel.agent.spoken import Spoken
 from grpo_sentinel.agent.step_clock import StepClock
 from grpo_sentinel.agent.step_record import StepFacts, complete, host_values
 from grpo_sentinel.agent.step_vote import StepVote
@@ -43,12 +44,14 @@ class StepRecorder:
     own_time: OwnTime
     event: Callable[..., None]
     push: Callable[..., None]
+    spoken: Spoken
     landed: Landed  # evidence is taken from a step's values
 
     def end(self, step: int, outcome: Outcome, *, applied: bool, names_overflow: int) -> None:
         """Send the record of a step that has ended, or start the copies that it waits for."""
         self.observer.collect()
         self.late()
+        self.spoken.step_ended(step, outcome)
         values = host_values(self._facts(outcome, applied, names_overflow))
         if outcome.rows:
             values.update(compare(outcome.rows, self.core.rank))
@@ -71,6 +74,7 @@ class StepRecorder:
             self.event("nonfinite", body, step=step)
         for body in self.observer.naming.changed(harvest.subjects, harvest.values, step):
             self.event("named", body, step=step)
+        self.spoken.landed(step, (name for found in harvest.nonfinite for name in found.names))
         values = complete(harvest.values, values)
         self.landed(step, values)
         self.vote.vitals.note_step(step, values)

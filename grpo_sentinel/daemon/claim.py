@@ -13,7 +13,9 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-LOCK_NAME = "daemon.lock"
+from grpo_sentinel.protocol.watched import LOCK_NAME
+from grpo_sentinel.protocol.watched import is_watched as is_claimed
+
 NOTE_NAME = "daemon.json"
 
 
@@ -60,21 +62,6 @@ class Claim:
         with contextlib.suppress(OSError):
             (self.directory / NOTE_NAME).unlink()
         os.close(self._descriptor)
-
-
-def is_claimed(directory: Path) -> bool:
-    """Tell whether a daemon watches this run now."""
-    try:
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def read_note(directory: Path) -> DaemonNote | None:
