@@ -18,7 +18,8 @@ def read_tree(source: Path) -> tuple[dict[Any, Any], Any]:
     try:
         text = source.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the configuration {source}: {error}; give a readable YAML file") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read the configuration {source}: {why}; give a readable YAML file") from error
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)

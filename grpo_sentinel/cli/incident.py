@@ -69,7 +69,7 @@ def list_(run_id: str | None, as_json: bool, config_path: str | None) -> int:
     return 0
 
 
-@incident.command()
+@incident.command(short_help="Print the report of an incident.")
 @click.argument("name", metavar="ID")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest and the findings as JSON.")
 @_config_option
@@ -117,7 +117,7 @@ def export_(name: str, redact: bool, output: Path | None, config_path: str | Non
     return 0
 
 
-@incident.command()
+@incident.command(short_help="Run the rules over an incident again.")
 @click.argument("name", metavar="ID")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @_config_option

@@ -49,6 +49,9 @@ def launch(
     Signals go through to COMMAND. The exit code is COMMAND's own, 128+n when signal n ended it, or 83
     (launch.halted_exit_code) when it ended well because the sentinel had halted it.
     """
+    for option, value in (("--config", config_path), ("--run-id", run_id), *(("--log", log) for log in logs)):
+        if value == "--":
+            raise click.UsageError(f"{option} needs a value before --")
     config, given = _settings(config_path)
     environment = dict(os.environ)
     run = sanitise_run_id(run_id or base_run_id(environment, command) or new_run_id())

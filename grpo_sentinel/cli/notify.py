@@ -22,7 +22,7 @@ def notify() -> None:
     """Alerts and messages: Alertmanager, webhook, and what apprise reaches."""
 
 
-@notify.command()
+@notify.command(short_help="Send a test message through every channel.")
 @click.option("--config", "config_path", metavar="FILE", help="Settings of the sidecar: their `sinks` apply.")
 @click.option(
     "--severity",

@@ -121,7 +121,7 @@ def _body(rule: Rule, off: dict[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@rules.command()
+@rules.command(short_help="Show one rule.")
 @click.argument("name", metavar="NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @_rule_options
@@ -147,7 +147,7 @@ def show(name: str, as_json: bool, rule_files: tuple[str, ...], config_path: str
     return 0
 
 
-@rules.command("test")
+@rules.command("test", short_help="Test rules with series of YAML.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--verbose", "-v", is_flag=True, help="Name the cases that pass, too.")
 @_rule_options
@@ -195,10 +195,11 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the cases {path}: {error}; give a readable YAML file") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read the cases {path}: {why}; give a readable YAML file") from error
 
 
-@rules.command()
+@rules.command(short_help="Fit thresholds to healthy runs.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--budget", type=float, default=0.2, show_default=True, help="Alarms per 1,000 steps, all rules.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write the profile there.")

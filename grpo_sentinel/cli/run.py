@@ -51,6 +51,8 @@ def run(
     from grpo_sentinel.cli.runs import settings
     from grpo_sentinel.daemon.daemon import Daemon
 
+    if as_json and not once:
+        raise click.UsageError("--json needs --once; for a sidecar that runs, `grpo-sentinel status --json`")
     config = settings(config_path, root, faulty=faulty)
     if logs:
         named = (*config.incidents.log_files, *map(glob.escape, logs))
@@ -114,7 +116,7 @@ def _look_once(daemon: object, as_json: bool, config: Config, run_id: str | None
     if as_json:
         print_json({"runs": list(snapshots.values())})
     elif not snapshots:
-        click.echo("no run was found")
+        click.echo(f"no run was found in {', '.join(map(str, roots))}")
     else:
         for snapshot in snapshots.values():
             print_snapshot(snapshot, "looked at once")

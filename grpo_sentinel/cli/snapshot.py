@@ -22,7 +22,7 @@ def snapshot() -> None:
     """Save one step with fixed seed and samples; compare it with another."""
 
 
-@snapshot.command()
+@snapshot.command(short_help="Save one step as a file.")
 @click.argument("out", metavar="OUT.json", type=_PATH)
 @click.option("--from", "source", default="", metavar="MODEL_DIR|MODULE:FUNCTION",
               help="A model, or a function that builds a trainer, a loop's step, or (model, tokenizer).")  # fmt: skip

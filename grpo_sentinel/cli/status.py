@@ -118,7 +118,8 @@ def look(config: Config, run_id: str | None) -> tuple[Snapshot, str]:
     try:
         directory = find_run(config, run_id)
     except NoRun:
-        if stored is None or run_id is None:
+        stored = stored or (_newest_stored(config) if run_id is None else None)
+        if stored is None:
             raise
         return stored, ONLY_HISTORY
     if stored is None or stored.run_id != directory.name:
@@ -150,6 +151,14 @@ def _from_history(config: Config, run_id: str | None) -> Snapshot | None:
     try:
         with HistoryReader(history_path(state_dir(config), socket.gethostname())) as reader:
             return reader.latest(run_id) if reader.run(run_id) is not None else None
+    except HistoryError:
+        return None
+
+
+def _newest_stored(config: Config) -> Snapshot | None:
+    try:
+        with HistoryReader(history_path(state_dir(config), socket.gethostname())) as reader:
+            return next((reader.latest(run.run_id) for run in reader.runs(1)), None)
     except HistoryError:
         return None
 
