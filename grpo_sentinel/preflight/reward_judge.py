@@ -60,7 +60,10 @@ class RewardJudge:
                               len(bad), bad)  # fmt: skip
         finite = [value for _, value in told if math.isfinite(value)]
         if not finite:
-            self.found.broken("no-score", "not one sample got a finite score", "see what it raises or returns")
+            remedy = "see what it raises or returns" if told or self._trial.raised or self._trial.odd else (
+                "it returns None for all of them, which abstains: see which columns and names it expects"
+            )  # fmt: skip
+            self.found.broken("no-score", "not one sample got a finite score", remedy)
             return False
         low = min(finite) if self._low is None else self._low
         high = max(finite) if self._high is None else self._high

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -18,6 +17,7 @@ from typing import Any
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.model_kind import adapter_base, kind_of, refuse_random_head
+from grpo_sentinel.preflight.on_stderr import on_stderr
 from grpo_sentinel.preflight.report import Fault
 from grpo_sentinel.preflight.reward_target import Sample
 
@@ -116,7 +116,7 @@ def load_model(directory: Path) -> ModelScorer:
         ) from error
     base = adapter_base(directory)
     try:
-        with contextlib.redirect_stdout(sys.stderr), quiet_loading(transformers):
+        with on_stderr(), quiet_loading(transformers):
             model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
                 str(base or directory), local_files_only=True, output_loading_info=True,
                 **({"num_labels": 1} if base else {}),

@@ -6,7 +6,6 @@ Naming a target runs its code, as the trainer would. Whatever it prints goes to 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import inspect
 import sys
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.data_shapes import Messages, joined
 from grpo_sentinel.preflight.graph_watch import needs_gradient
+from grpo_sentinel.preflight.on_stderr import on_stderr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,9 @@ class Scorer(Protocol):
 class FunctionScorer:
     """Calls a function with what its parameters ask for.
 
-    completions (TRL): all at once, columns as lists by name. solution_str (verl): one at a time with data_source,
-    ground_truth and extra_info. Anything else: one at a time, (prompt, completion[, answer]) in that order.
+    completions (TRL): all at once, columns as lists by name. queries (OpenRLHF): all at once with prompts and labels.
+    solution_str (verl): one at a time with data_source, ground_truth and extra_info. Anything else: one at a time,
+    (prompt, completion[, answer]) in that order.
     """
 
     is_model = False
@@ -72,6 +73,8 @@ class FunctionScorer:
         """Score a batch in the function's own convention."""
         if "completions" in self._names or (self._any and not self._names):
             return self._batch(samples)
+        if "queries" in self._names:
+            return self._openrlhf(samples)
         one = self._verl if "solution_str" in self._names else self._single
         return [one(sample) for sample in samples]
 
@@ -88,12 +91,30 @@ class FunctionScorer:
         for column in {name for sample in samples for name in sample.columns} - {"prompt", "completion"}:
             given.setdefault(column, [sample.columns.get(column) for sample in samples])
         wanted = given if self._any else {name: given[name] for name in self._names if name in given}
-        values = _listed(self._call(**wanted))
+        return self._all(self._call(**wanted), len(samples))
+
+    @staticmethod
+    def _all(out: Any, count: int) -> list[Any]:
+        """The rewards of a batch: anything that a trainer can iterate over."""
+        try:
+            values = None if isinstance(out, (str, bytes, Mapping)) else list(out)
+        except TypeError:  # None, a number, a tensor without an axis
+            values = None
         if values is None:
-            raise TypeError(f"it returned no list of rewards, one for each of {len(samples)} completions")
-        if len(values) != len(samples):
-            raise ValueError(f"{len(values)} rewards for {len(samples)} completions")
+            raise TypeError(f"it returned {type(out).__name__}, and a list with one reward for each of {count} "
+                            "completions is needed")  # fmt: skip
+        if len(values) != count:
+            raise ValueError(f"{len(values)} rewards for {count} completions")
         return values
+
+    def _openrlhf(self, samples: Sequence[Sample]) -> list[Any]:
+        prompts = [joined(sample.prompt) if sample.prompt else "" for sample in samples]
+        given: dict[str, Any] = {
+            "queries": [prompt + sample.completion for prompt, sample in zip(prompts, samples, strict=True)],
+            "prompts": prompts, "labels": [sample.answer for sample in samples],
+        }  # fmt: skip
+        out = self._call(**{name: value for name, value in given.items() if self._any or name in self._names})
+        return self._all(out.get("rewards") if isinstance(out, Mapping) else out, len(samples))
 
     def _verl(self, sample: Sample) -> Any:
         row = sample.columns
@@ -115,12 +136,6 @@ class FunctionScorer:
         return out
 
 
-def _listed(out: Any) -> list[Any] | None:
-    """Lists, tuples, numpy arrays and tensors of one axis; None for anything else."""
-    values = out.tolist() if hasattr(out, "tolist") else out
-    return list(values) if isinstance(values, (list, tuple)) else None
-
-
 async def _awaited(one: Any) -> Any:
     return await one
 
@@ -138,7 +153,7 @@ def load_object(text: str) -> Any:
         raise SentinelError(f"{text} is neither MODULE:FUNCTION nor the directory of a reward model")
     path = Path(module_name)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with on_stderr():
             module = _from_file(path) if path.suffix == ".py" else _from_path(module_name)
             found = module
             for part in attribute.split("."):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +11,7 @@ from typing import Any
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.graph_watch import GraphSeen, watch_graph
+from grpo_sentinel.preflight.on_stderr import on_stderr
 from grpo_sentinel.preflight.report import excerpt
 from grpo_sentinel.preflight.reward_target import Sample, Scorer
 
@@ -86,7 +85,7 @@ class Trial:
     def _within(self, samples: Sequence[Sample]) -> list[Any]:
         # What a reward prints must not end in our JSON. Redirected here and not in its thread: one that hangs there
         # would keep the whole process' output, the report with it.
-        with contextlib.redirect_stdout(sys.stderr):
+        with on_stderr():
             return self._in_pieces(samples) if self.scorer.is_model else self._in_thread(samples)
 
     def _in_pieces(self, samples: Sequence[Sample]) -> list[Any]:

@@ -17,7 +17,7 @@ from grpo_sentinel.preflight.reward import RewardOptions, check_reward
 from grpo_sentinel.preflight.reward_trial import ranks, spearman
 
 REWARDS = """
-import itertools, math, random, re, time
+import itertools, math, os, random, re, subprocess, sys, time
 _count = itertools.count()
 
 def _numbers(text):
@@ -118,6 +118,21 @@ def number(completions, **kw):
 def words(completions, **kw):
     return ["0.5"] * len(completions)
 
+def generated(completions, answer, **kw):
+    yield from good(completions, answer)
+
+def openrlhf(queries, prompts, labels):
+    return {"rewards": [float(_numbers(q) == [a]) for q, a in zip(queries, labels)], "extra_logs": {}}
+
+def loud(completions, answer, **kw):
+    os.write(1, b"written\\n")
+    print("said", file=sys.__stdout__)
+    subprocess.run(["echo", "by a child"])
+    return good(completions, answer)
+
+def abstains(completions, **kw):
+    return [None] * len(completions)
+
 def by_tag(completions, **kw):
     return [float(bool(re.search("<answer>.*</answer>", c))) for c in completions]
 
@@ -141,7 +156,7 @@ def codes(report: CheckReport) -> set[str]:
     return {fault.code for fault in report.faults}
 
 
-@pytest.mark.parametrize("name", ["good", "awaited", "verl", "single", "none"])
+@pytest.mark.parametrize("name", ["good", "awaited", "verl", "single", "none", "generated", "openrlhf"])
 def test_a_sane_reward_in_every_convention_passes_in_silence(world: tuple[str, str], name: str) -> None:
     report = check_reward(f"{world[0]}:{name}", [world[1]])
     assert report.faults == ()
@@ -219,7 +234,7 @@ def test_a_reward_of_the_form_alone_is_told_as_that(world: tuple[str, str]) -> N
     assert codes(report) == {"form-only"}
 
 
-@pytest.mark.parametrize("name", ["always", "nothing", "table", "number", "words"])
+@pytest.mark.parametrize("name", ["always", "nothing", "table", "number", "words", "abstains"])
 def test_without_one_score_nothing_is_said_to_have_been_looked_at(world: tuple[str, str], name: str) -> None:
     report = check_reward(f"{world[0]}:{name}", [world[1]])
     assert codes(report) >= {"no-score"}
@@ -277,6 +292,16 @@ def test_the_command_prints_json_alone_whatever_the_reward_prints(world: tuple[s
     body = json.loads(capsys.readouterr().out)
     assert (body["schema"], body["version"], body["faults"]) == ("grpo-sentinel/reward-check", 1, [])
     assert main(["check", "reward", f"{world[0]}:constant", "--data", world[1]]) == 1
+
+
+def test_json_stands_alone_also_where_the_reward_writes_to_the_descriptor_or_starts_a_process(
+    world: tuple[str, str], capfd: Any
+) -> None:
+    assert main(["check", "reward", f"{world[0]}:loud", "--data", world[1], "--samples", "4", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["clean"]
+    assert "written" in err
+    assert "by a child" in err
 
 
 def test_what_cannot_be_tried_is_one_sentence(world: tuple[str, str], tmp_path: Path, capsys: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.model_kind import adapter_base, kind_of, refuse_random_head, require_causal
+from grpo_sentinel.preflight.on_stderr import on_stderr
 from grpo_sentinel.preflight.report import Fault
 from grpo_sentinel.preflight.reward_model import quiet_loading, tokenizer_of, with_adapter
 from grpo_sentinel.preflight.reward_target import load_object
@@ -92,7 +91,7 @@ def _from_directory(path: Path, attention: str, role: str) -> Loaded:
     require_causal(path, role)
     base = adapter_base(path)
     try:
-        with contextlib.redirect_stdout(sys.stderr), quiet_loading(transformers):
+        with on_stderr(), quiet_loading(transformers):
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
                 str(base or path), local_files_only=True, output_loading_info=True, **extra
             )
@@ -142,7 +141,7 @@ def call_builder(target: str) -> Any:
     if not callable(function):
         raise SentinelError(f"{target} is {type(function).__name__}, not a function")
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with on_stderr():
             return function()
     except Exception as error:
         raise SentinelError(f"{target} raised {_short(error)}") from error

@@ -95,8 +95,8 @@ def _run(policy: Loaded, prompts: Sequence[Sample], options: PolicyOptions, note
             continue
         compare_engine(notes, policy, batch, own, second, options)
     if options.reference:
-        notes.not_seen.append("whether the trainer runs the reference without autograd (snapshot save --from a function "
-                              "that builds the trainer)")  # fmt: skip
+        notes.not_seen.append("whether the trainer runs the reference without autograd (snapshot save --from a "
+                              "function that builds the trainer)")  # fmt: skip
     if not options.second:
         notes.not_seen.append("log-probs of another engine (--second DTYPE, ATTENTION or FILE.jsonl)")
 

@@ -28,6 +28,7 @@ from grpo_sentinel.preflight.live.loading import Loaded, call_builder, load_poli
 from grpo_sentinel.preflight.live.rollout import Batch, generate, given_responses, lay_out
 from grpo_sentinel.preflight.live.scoring import backward_nll, score
 from grpo_sentinel.preflight.live.spread import gradients_of, layer_of, spreads
+from grpo_sentinel.preflight.on_stderr import on_stderr
 from grpo_sentinel.preflight.prompts import built_in_prompts, read_prompts
 from grpo_sentinel.preflight.reward import load_target
 from grpo_sentinel.preflight.reward_target import Sample
@@ -86,7 +87,9 @@ def _rewards(batch: Batch, options: SnapshotOptions) -> tuple[float, ...] | None
     if not options.reward:
         return None
     try:
-        values = load_target(options.reward).score(batch.samples)
+        scorer = load_target(options.reward)
+        with on_stderr():
+            values = scorer.score(batch.samples)
     except SentinelError:
         raise
     except Exception as error:
@@ -143,7 +146,7 @@ def _of_loop(source: str, built: Mapping[str, Any], options: SnapshotOptions) ->
         raise SentinelError(f"{source}: the mapping must name its model")
     model.zero_grad(set_to_none=True)
     _seed(options.seed)
-    with activations(model) as seen, contextlib.redirect_stdout(sys.stderr):
+    with activations(model) as seen, on_stderr():
         try:
             out = built["step"]()
         except Exception as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.graph_watch import GraphSeen, needs_gradient, watch_graph
 from grpo_sentinel.preflight.live.snapshot_run import _seed, activations, dtype_of, layers_of
+from grpo_sentinel.preflight.on_stderr import on_stderr
 from grpo_sentinel.preflight.snapshot import Samples, Snapshot, digest_of
 from grpo_sentinel.preflight.snapshot_take import SnapshotOptions, versions
 
@@ -69,7 +68,7 @@ def of_trainer(source: str, trainer: Any, options: SnapshotOptions) -> Snapshot:
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     graph = GraphSeen()
     try:
-        with contextlib.redirect_stdout(sys.stderr), _Listener(trainer) as heard:
+        with on_stderr(), _Listener(trainer) as heard:
             _seed(options.seed)
             rows = next(iter(trainer.get_train_dataloader()))
             _seed(options.seed)
