@@ -110,6 +110,19 @@ def mismatch(view: LogView) -> Candidate | None:
     return None
 
 
+def clipped_at_once(view: LogView) -> Candidate | None:
+    """More than half of the tokens outside the clip range in most rows from the first on: log-probs do not agree."""
+    points = [p for p in view.series("policy.clip_ratio") if math.isfinite(p[2])]
+    over = [p for p in points if p[2] > 0.5]
+    if len(points) < 5 or len(over) < 0.8 * len(points) or points[0] not in over:
+        return None
+    index, row, value = points[0]
+    return found(
+        view, "ratio_pinned", "policy", 0.6, index, row,
+        f"{value:.0%} of the tokens are clipped from the first row on: log-probs of before and after the rollout differ",
+    )  # fmt: skip
+
+
 def length_explosion(view: LogView) -> Candidate | None:
     """Completions grow into the limit while the reward falls."""
     points = [p for p in view.series("data.truncated_ratio") if math.isfinite(p[2])]
@@ -166,6 +179,7 @@ POLICY_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
     kl_before_nan,
     entropy_collapsed,
     mismatch,
+    clipped_at_once,
     kl_out_of_bounds,
     length_explosion,
     memory_growth,

@@ -10,9 +10,22 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
-from grpo_sentinel.diagnosis.found import GRAD, KL, REWARD, STD, Point, all_are_cut, equal_tail, found
+from grpo_sentinel.diagnosis.found import (
+    CUT,
+    GRAD,
+    KL,
+    REWARD,
+    STD,
+    Point,
+    all_are_cut,
+    equal_tail,
+    found,
+    rewards_rise,
+)
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.diagnosis.view import LogView
+
+_FEW = 5
 
 
 def no_signal(view: LogView) -> Candidate | None:
@@ -119,4 +132,20 @@ def _no_spread(view: LogView, index: int, *, whole: bool) -> bool:
     return max(grads) == 0 if grads else whole
 
 
-SIGNAL_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (no_signal, reward_never_moves)
+def mostly_cut(view: LogView) -> Candidate | None:
+    """Nearly every completion, or prompt, ends at its limit from the first row on, and no reward rises all the same."""
+    if rewards_rise(view):
+        return None
+    for names, what in ((CUT, "completions"), (("data.prompt_clip_ratio",), "prompts")):
+        points = [p for p in view.series(*names) if math.isfinite(p[2])]
+        over = [p for p in points if p[2] >= 0.95]
+        if len(points) >= _FEW and len(over) >= 0.9 * len(points) and points[0] in over:
+            index, row, value = points[0]
+            return found(
+                view, "all_truncated", "data", 0.65, index, row,
+                f"{value:.0%} of the {what} are cut at the limit, and hardly fewer in any of {len(points)} rows",
+            )  # fmt: skip
+    return None
+
+
+SIGNAL_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (no_signal, reward_never_moves, mostly_cut)

@@ -15,6 +15,7 @@ from grpo_sentinel.diagnosis.found import (
     ENTROPY,
     GRAD,
     KL,
+    LENGTH,
     REWARD,
     Point,
     ends,
@@ -62,7 +63,7 @@ def dead_term(view: LogView) -> Candidate | None:
 def traded_term(view: LogView) -> Candidate | None:
     """The sum rises while the term about the answers falls by half: an easier term is farmed instead."""
     terms = _terms(view)
-    if len(terms) < 2 or not rewards_rise(view):
+    if len(terms) < 2 or "margins" in terms or not rewards_rise(view):
         return None
     for name, series in terms.items():
         points = [p for p in series if math.isfinite(p[2])]
@@ -76,6 +77,21 @@ def traded_term(view: LogView) -> Candidate | None:
                 f"the reward rises while its term {name} falls from {before:.3g} to {after:.3g}: another one pays more",
             )  # fmt: skip
     return None
+
+
+def hollow_answers(view: LogView) -> Candidate | None:
+    """The reward rises while completions shrink to a few tokens: the checker pays for what is no answer."""
+    lengths = finite_points(view, LENGTH)
+    if len(lengths) < 8 or not rewards_rise(view):
+        return None
+    before, after = ends(lengths)
+    if after > 0.1 * before or after > 30:
+        return None
+    index, row, _ = first_beyond(lengths, (before + after) / 2, up=False)
+    return found(
+        view, "traded_reward_term", "reward", 0.55, index, row,
+        f"the reward rises while completions shrink from {before:.0f} to {after:.0f} tokens: it pays for empty answers",
+    )  # fmt: skip
 
 
 def weights_stay(view: LogView) -> Candidate | None:
@@ -122,6 +138,7 @@ def silent_term(view: LogView) -> Candidate | None:
 TERM_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
     dead_term,
     traded_term,
+    hollow_answers,
     silent_term,
     weights_stay,
 )

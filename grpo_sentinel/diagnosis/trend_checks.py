@@ -113,6 +113,25 @@ def loss_vanished(view: LogView) -> Candidate | None:
     return None
 
 
+def iterations_lost(view: LogView) -> Candidate | None:
+    """Megatron's own counts: iterations that were NaN, or skipped to the end after the loss scale had been found."""
+    for name, enough, what in (("number of nan iterations", 2, "NaN"), ("number of skipped iterations", 20, "skipped")):
+        counts = finite_points(view, (name,))
+        lost = [p for p in counts if p[2] > 0]
+        if len(lost) >= enough and lost[-1] is counts[-1]:
+            index, row, _ = lost[0]
+            return found(
+                view,
+                "updates_skipped",
+                "gradient",
+                0.7,
+                index,
+                row,
+                f"{len(lost)} iterations were {what} up to the last",
+            )
+    return None
+
+
 def gradient_died(view: LogView) -> Candidate | None:
     """Gradients that were there and are exactly zero to the end, although rewards differ."""
     points = view.series(*GRAD)
@@ -165,6 +184,7 @@ TREND_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
     ratio_off,
     isolated_nan_loss,
     loss_vanished,
+    iterations_lost,
     gradient_died,
     skipped_all,
     value_loss_before_overflow,

@@ -119,7 +119,8 @@ LASTING = frozenset(
     ("xid", "fallen_off_bus", "ecc", "gpu_lost", "device_handle", "double_bit", "uncorrectable_nvlink", "host_oom_ray",
      "host_oom_kernel", "host_oom_cgroup", "shm_full", "disk_full", "quota", "nvml_init", "driver_mismatch", "ib_error",
      "ib_event", "ib_status", "reward_none", "reward_error", "scoring_failed",
-     "kl_negative", "overflow", "scale_minimum", "cache_flush", "sleep_residue", "skipped_count", "machine_check", "pcie_error")
+     "kl_negative", "overflow", "scale_minimum", "cache_flush", "sleep_residue", "skipped_count", "machine_check",
+     "pcie_error")
 )  # fmt: skip
 """Lines that stay true although the run goes on after them; all others would have ended it, or were said in passing."""
 
@@ -185,7 +186,7 @@ def _nothing(view: LogView) -> Candidate:
             says=f"{view.lines} lines hold neither a metric row nor a fault line that is known",
             would_decide=("the trainer's own output from its start to its end, from every rank",),
         )
-    certainty = 0.35 if view.rows_seen < 3 else 0.6 if view.rows_seen < 5 else 0.8
+    certainty = 0.35 if view.rows_seen < 3 else 0.6 if view.rows_seen < 5 else 0.85 if view.finished else 0.75
     return Candidate(
         name="healthy",
         layer="none",

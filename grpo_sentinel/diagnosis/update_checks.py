@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
-from grpo_sentinel.diagnosis.found import GRAD, KL, LOSS, Point, found
+from grpo_sentinel.diagnosis.found import GRAD, KL, LOSS, Point, equal_tail, found
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.diagnosis.view import LogView, finite
 
@@ -81,6 +81,21 @@ def learning_rate(view: LogView) -> Candidate | None:
     return None
 
 
+def schedule_ended(view: LogView) -> Candidate | None:
+    """A rate that has come to exactly 0 while many more rows follow: the schedule was made for fewer steps."""
+    points = [p for p in view.series("optimizer.learning_rate") if math.isfinite(p[2])]
+    tail = equal_tail(points)
+    if len(tail) < max(6, 0.15 * len(points)) or tail[0][2] != 0 or len(tail) == len(points):
+        return None
+    index, row, _ = tail[0]
+    if row.format in ("verl", "plain"):
+        return None  # they round
+    return found(
+        view, "zero_learning_rate", "optimizer", 0.65, index, row,
+        f"the learning rate is exactly 0 in the last {len(tail)} rows: its schedule ended before the run",
+    )  # fmt: skip
+
+
 def _rounded(view: LogView, form: str) -> bool:
     """Tell whether 0 may be a small rate: verl rounds it, and so may a loop of one's own, if KL rises all the same."""
     if form != "plain":
@@ -104,4 +119,9 @@ def _went_wrong(view: LogView) -> bool:
     return fell or (len(grads) >= 6 and max(grads[-3:]) > 10 * max(1e-9, median(grads[:3])))
 
 
-UPDATE_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (uniform_start, learning_rate, destroyed_policy)
+UPDATE_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
+    uniform_start,
+    learning_rate,
+    schedule_ended,
+    destroyed_policy,
+)
