@@ -46,7 +46,7 @@ export function drawDevices(news) {
     const none = gpus.length ? null : failed.find((one) => one.name === "device.gpu_count"); // a node without GPUs is no fault
     const trouble = failed.filter((one) => one !== none).map((one) => one.text);
     const unsupported = news.samples.filter((sample) => sample.unsupported.length).map((sample) => `${nameOf(sample)} does not offer ${sample.unsupported.map(words).join(", ")}`);
-    byId("devices-trouble").replaceChildren(...(gpus.length ? [] : [make("li", `No GPU is watched${none ? `: ${none.reason}` : ""}.`, "quiet")]), ...trouble.map((text) => make("li", text, "bad")), ...unsupported.map((text) => make("li", text, "quiet")));
+    byId("devices-trouble").replaceChildren(...(gpus.length ? [] : [make("li", `No GPU is watched${none ? `: ${none.reason.replace(/\.$/, "")}` : ""}.`, "quiet")]), ...trouble.map((text) => make("li", text, "bad")), ...unsupported.map((text) => make("li", text, "quiet")));
     byId("readings-title").hidden = !news.samples.length;
     byId("devices-title").textContent = news.samples.length ? `GPUs and host, read ${since(news.wall_ns, Math.max(...news.samples.map((sample) => sample.wall_ns)))} ago` : "GPUs and host";
   });

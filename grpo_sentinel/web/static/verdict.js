@@ -53,7 +53,7 @@ function ending(news) {
   const dead = news.ranks.filter((rank) => rank.liveness === "dead").map((rank) => rank.rank);
   const { halt } = news, saved = halt.state === "done" && !halt.dry_run;
   const how = `The run ended at step ${Math.max(...news.ranks.map((rank) => rank.step))}: ` +
-    ([dead.length ? `${ranksText(dead)} died without a word` : "", ...said].filter(Boolean).join("; ") || "every rank closed in order") + ".";
+    ([dead.length ? `${ranksText(dead)} died` : "", ...said].filter(Boolean).join("; ") || "every rank closed in order") + ".";
   if (!dead.length && said.every((text) => text === "finished")) return [how];
   const asked = saved ? ` ${sentence(halt.action.replaceAll("_", "-"))}, asked by ${halt.requested_by || "user"}${halt.reason ? ` (${halt.reason})` : ""}.` : "";
   const kept = (saved && halt.detail ? ` Saved: ${halt.detail}.` : "") + (halt.pinned_checkpoint ? ` Kept from before the onset: ${halt.pinned_checkpoint}.` : "");
