@@ -334,7 +334,7 @@ class _DataCheck:
 
     def _looked_at(self, evaluated: int) -> tuple[str, ...]:
         shapes = {fields.shape: fields for fields in self._shapes.values()}
-        read = [f"{counted(len(self._rows), 'file')}, {self._total:,} rows, {self._bad:,} of them with a fault"]
+        read = [f"{counted(len(self._rows), 'file')}, {counted(self._total, 'row')}, {self._bad:,} with a fault"]
         read += [f"shape {name}: fields {', '.join(fields.named())}" for name, fields in shapes.items()]
         if evaluated:
             read.append(f"{evaluated:,} prompts of the evaluation set")

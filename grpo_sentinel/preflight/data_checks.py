@@ -27,8 +27,8 @@ from grpo_sentinel.stats import Moments
 _POISON = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffd-\uffff\ud800-\udfff]")
 _CONTROLS = bytes(code for code in range(128) if _POISON.match(chr(code)))
 _NAMES = {"\x00": "NUL", "\ufffd": "U+FFFD"}
-_SPECIAL = (  # of well-known families, where no tokenizer is given
-    r"<\|[a-zA-Z0-9_]{2,40}\|>|</?s>|<(?:bos|eos|pad|unk|mask|start_of_turn|end_of_turn)>|\[/?INST\]|<</?SYS>>"
+_SPECIAL = (  # of well-known families, where no tokenizer is given; <s> is HTML more often than a token
+    r"<\|[a-zA-Z0-9_]{2,40}\|>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>|\[/?INST\]|<</?SYS>>"
     r"|<｜[^｜<>]{2,40}｜>"
 )
 Faults = list[tuple[str, str, str]]  # code, text for the example, detail

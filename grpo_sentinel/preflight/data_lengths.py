@@ -60,7 +60,7 @@ class Lengths:
         """Mean, quantiles and maximum."""
         return {
             "mean": self._sum / self._count if self._count else None, "p50": self.quantile(0.5),
-            "p95": self.quantile(0.95), "p99": self.quantile(0.99), "max": self._highest,
+            "p95": self.quantile(0.95), "p99": self.quantile(0.99), "max": self._highest if self._count else None,
         }  # fmt: skip
 
 

@@ -64,11 +64,13 @@ def _ending(name: str) -> str:
 
 
 def data_bytes(sources: Sequence[str]) -> int:
-    """About how many bytes of data there are; for standard input, as much as can be."""
-    return sum(_bytes_of(Path(source)) if source != STDIN else sys.maxsize for source in sources)
+    """About how many bytes of data there are; for standard input and pipes, as much as can be."""
+    return sum(_bytes_of(Path(source)) for source in sources)
 
 
 def _bytes_of(path: Path) -> int:
+    if str(path) == STDIN or path.is_fifo():
+        return sys.maxsize
     packed = path.suffix.lower() in _COMPRESSED or _ending(path.name) == ".parquet"
     return path.stat().st_size * (_PACKED if packed else 1) if path.is_file() else 0
 
@@ -91,7 +93,7 @@ def read_blocks(source: str, advance: Advance | None = None) -> Iterator[Block]:
         raise SentinelError(f"cannot read {source}: {error.strerror}; give a readable file") from error
     try:
         with _decompressed(source, raw) as stream:
-            position = (lambda: 0) if source == STDIN else raw.tell
+            position = raw.tell if source != STDIN and raw.seekable() else lambda: 0
             tick = lambda: advance(position())  # noqa: E731
             dialect = _DIALECTS.get(ending)
             yield from csv_blocks(source, stream, tick, dialect) if dialect else json_blocks(source, stream, tick)

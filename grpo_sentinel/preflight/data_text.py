@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -17,6 +18,8 @@ Tick = Callable[[], None]
 """Called after every block."""
 
 _BLANK = b"\xef\xbb\xbf \t\r\n"
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_UTF_16_ESCAPED = tuple(mark.decode("utf-8", "surrogateescape") for mark in _UTF_16)
 _CHUNK = 1 << 20
 _NEXT = re.compile(r"[ \t\r\n,]*")
 _DAMAGED = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)  # what a cut or damaged archive raises
@@ -27,9 +30,13 @@ def json_blocks(source: str, stream: BinaryIO, tick: Tick) -> Iterator[Block]:
     number, begun = 0, False
     while True:
         content, error = _whole_lines(stream)
-        if not begun and (begun := bool(start := content.lstrip(_BLANK)[:1])) and start == b"[":
-            yield from _list_blocks(source, content, stream, tick)
-            return
+        if not begun and (begun := bool(start := content.lstrip(_BLANK)[:1])):
+            if start == b"[":
+                yield from _list_blocks(source, content, stream, tick)
+                return
+            if why := _no_json_lines(content):
+                yield _failed(source, number, *why)
+                return
         if content:
             yield Lines(source, number, content)
             number += content.count(b"\n")
@@ -66,8 +73,20 @@ def _rest_of_line(stream: BinaryIO) -> bytes:
     return rest + b"\n"
 
 
-def _failed(source: str, number: int, error: str) -> Values:
-    return Values(source, number, (Row(source, number + 1, None, None, error, "unreadable"),))
+def _no_json_lines(content: bytes) -> tuple[str, str] | None:
+    """Why a file, by its beginning, holds no JSON lines at all: reason and code. One reason for the whole of it."""
+    first = content.lstrip(_BLANK).partition(b"\n")[0].strip()
+    if content.startswith(_UTF_16):
+        return "the file is UTF-16: convert it (iconv -f UTF-16 -t UTF-8)", "encoding"
+    if not first.startswith(b"{") and b"\x00" in content[:4096]:
+        return "a binary file, not JSON lines", "unreadable"
+    if first == b"{":
+        return "an object over several lines: write one object a line (jq -c), or one list", "unreadable"
+    return None
+
+
+def _failed(source: str, number: int, error: str, code: str = "unreadable") -> Values:
+    return Values(source, number, (Row(source, number + 1, None, None, error, code),))
 
 
 class _Gathered:
@@ -157,6 +176,9 @@ def csv_blocks(source: str, stream: BinaryIO, tick: Tick, dialect: str) -> Itera
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.DictReader(text, dialect=dialect)
     rows = _Gathered(source, tick)
+    if why := _no_columns(reader):
+        yield _failed(source, 0, why)
+        return
     while True:
         try:
             value = next(reader, None)
@@ -171,6 +193,18 @@ def csv_blocks(source: str, stream: BinaryIO, tick: Tick, dialect: str) -> Itera
         else:
             cells = {key: cell for key, cell in value.items() if cell is not None}
             yield from rows.add(cells, sum(map(len, cells.values())))
+
+
+def _no_columns(reader: csv.DictReader[str]) -> str:
+    """Why the line of names shows that the cells are separated by something else; "" when it does not."""
+    try:
+        names = reader.fieldnames or ()
+    except (csv.Error, *_DAMAGED):
+        return ""  # told with the first row
+    if names and names[0].startswith(_UTF_16_ESCAPED):
+        return "the file is UTF-16: convert it (iconv -f UTF-16 -t UTF-8)"
+    other = next((one for one in (";", "\t", ",", "|") if len(names) == 1 and one in names[0]), "")
+    return f"its cells are separated by {other!r}, not by {reader.reader.dialect.delimiter!r}" if other else ""
 
 
 __all__ = ["Tick", "csv_blocks", "json_blocks"]

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -576,6 +577,44 @@ def test_a_real_tokenizer_measures_length_template_faults_and_special_tokens(tmp
         "doubled-bos": 1,
         "special-token": 1,
     }
+
+
+@pytest.mark.parametrize(("name", "content", "code", "said"), [
+    ("a.jsonl", "".join(json.dumps(row) + "\n" for row in good()).encode("utf-16"), "encoding", "UTF-16"),
+    ("a.csv", "prompt,answer\nwho?,me\n".encode("utf-16"), "unreadable", "UTF-16"),
+    ("a.jsonl", b"\x80\x04\x95\x00\x01{\n" * 500, "unreadable", "a binary file"),
+    ("a.json", json.dumps({"data": good()}, indent=1).encode(), "unreadable", "an object over several lines"),
+    ("a.csv", b"prompt;answer\nwho?;me\n" * 9, "unreadable", "separated by ';', not by ','"),
+    ("a.tsv", b"prompt,answer\nwho?,me\n" * 9, "unreadable", "separated by ',', not by '\\t'"),
+    ("a.csv", b"", "", ""), ("a.csv", b"\n\n", "", ""), ("a.csv", b"prompt,answer\n", "", ""),
+])  # fmt: skip
+def test_a_file_of_another_kind_is_told_once_and_not_line_by_line(
+    name: str, content: bytes, code: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    if not code:
+        with pytest.raises(SentinelError, match="not one row"):
+            check_data([str(tmp_path / name)])
+        return
+    report = check_data([str(tmp_path / name)])
+    assert counts(report) == {code: 1}
+    assert said in report.faults[0].examples[0]
+
+
+def test_a_named_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    content = "".join(json.dumps(row) + "\n" for row in [*good(), good()[3]])
+    for jobs in (1, 2):
+        writer = threading.Thread(target=path.write_text, args=(content,), daemon=True)
+        writer.start()
+        assert counts(check_data([str(path)], DataOptions(jobs=jobs))) == {"duplicate": 1}
+        writer.join(timeout=30)
+
+
+def test_html_and_signs_of_a_programme_are_no_special_tokens_of_a_model(tmp_path: Path) -> None:
+    rows = [{"prompt": f"what does <s>old</s> x<y, a[{n}] <mask> <b>mean</b>?"} for n in range(20)]
+    assert check_data([write(tmp_path / "a.jsonl", rows)]).faults == ()
 
 
 def drawn(count: int, pool: int) -> list[dict[str, Any]]:
