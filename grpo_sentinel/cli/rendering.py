@@ -97,11 +97,10 @@ def fitted(
     return lines, left_out
 
 
-def room_note(left_out: Sequence[str], console: Console) -> Text | None:
-    """Say what a table had no room for; None when it shows all."""
-    if not left_out:
-        return None
-    return Text(f"  no room for all of: {', '.join(left_out)} ({console.width} columns); --wide shows it", style="dim")
+def room_note(left_out: Sequence[str], console: Console) -> list[Text]:
+    """Say in a line what a table had no room for; none when it shows all."""
+    told = f"  no room for all of: {', '.join(left_out)} ({console.width} columns); --wide shows it"
+    return [Text(told, style="dim")] if left_out else []
 
 
 def _ranks(ranks: Mapping[int, RankStatus], now: int, width: int) -> list[Text]:

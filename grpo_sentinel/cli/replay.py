@@ -141,11 +141,8 @@ def _print(outcomes: Sequence[Outcome], with_walk: bool = False, *, wide: bool =
         )
         if outcome.findings:
             lines, left_out = _table(outcome, console.width)
-            for line in lines:
-                console.print(line)
-            note = room_note(left_out, console)
-            if note is not None:
-                console.print(note)
+            for row in (*lines, *room_note(left_out, console)):
+                console.print(row)
         counts = ", ".join(f"{outcome.count(severity)} {severity.name.lower()}" for severity in reversed(Severity))
         console.print(f"  {counts}" if outcome.findings else "  nothing found", markup=False)
         for rule, count in outcome.left_out.items():

@@ -102,11 +102,8 @@ def _print_list(shown: Sequence[Rule], off: dict[str, str], *, wide: bool) -> No
     console = plain_console(wide=wide)
     titles = ("rule", "layer", "severity", "asks for", "for", "how", "signals")
     lines, left_out = fitted(titles, rows, console.width, ("signals", "how", "for", "asks for"))
-    for line in lines:
+    for line in (*lines, *room_note(left_out, console)):
         console.print(line)
-    note = room_note(left_out, console)
-    if note is not None:
-        console.print(note)
     console.print(counted(len(shown), "rule"))
 
 

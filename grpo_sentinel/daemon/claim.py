@@ -78,3 +78,6 @@ def read_note(directory: Path) -> DaemonNote | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+__all__ = ["LOCK_NAME", "NOTE_NAME", "Claim", "DaemonNote", "is_claimed", "read_note"]

@@ -96,8 +96,8 @@ class Drift:
         if left > self.horizon_steps and (minutes > self.horizon_minutes or seconds_per_step == 0):
             return FINE
         amount = quantity(slope, "bytes" if "_bytes" in self.signal.text else "")
-        steps = f"{left:.0f} step{'' if round(left) == 1 else 's'}"
-        text = f"{amount} a step, {steps} or {minutes:.1f} minutes to the limit"
+        distance = f"{left:.0f} step{'' if round(left) == 1 else 's'}"
+        text = f"{amount} a step, {distance} or {minutes:.1f} minutes to the limit"
         return Verdict(
             bad=True,
             clear=False,
