@@ -85,6 +85,7 @@ _TYPES: tuple[tuple[str, str], ...] = (
 _FRAMES: tuple[tuple[str, str], ...] = (
     (
         r"(?:packages|src)/datasets/|/datasets/(?:arrow_|builder|iterable_|table|load\.py|features|packaged|formatting)"
+        r"|/(?:trl|verl|openrlhf|swift|llamafactory|nemo_rl|areal|slime)/(?:\S*/)?(?:datasets?|data|template)/"
         r"|/pyarrow/|/pandas/|/jinja2/|/json/(?:decoder|__init__)|/PIL/|(?:^|/)data(?:_\w+)?\.py"
         r"|[^/]*(?:collat|dataloader|data_loader|tokenization|chat_template|data_utils|dataset|rl_data|preprocess|padding"
         r"|processing_|image_utils|vision_process|video_process)[^/]*$|_prepare_data|postprocess_data",
@@ -164,7 +165,7 @@ def layer_of(traceback: Traceback) -> str | None:
         return "data"
     if last in _ORDINARY and frames and _SAMPLES.search(traceback.frames[-1].source):
         return "data"
-    if last in ("Exception", "TimeoutError") or (last == "RuntimeError" and _elsewhere(traceback.message)):
+    if last == "Exception" or "Timeout" in last or (last == "RuntimeError" and _elsewhere(traceback.message)):
         return None  # too general without a frame that speaks, or the reason lies elsewhere
     return "tooling"
 
@@ -205,6 +206,11 @@ def of_a_tracker(traceback: Traceback) -> bool:
     return any(_TRACKERS.search(frame.path) for frame in traceback.frames[-4:])
 
 
+def of_a_compiler(traceback: Traceback) -> bool:
+    """Tell whether a compiler was called that failed: its exit code is all that the exception says."""
+    return any(re.search(r"/triton/|cpp_extension|op_builder|/_inductor/", frame.path) for frame in traceback.frames)
+
+
 def _place(frame: Frame) -> str:
     return f"{frame.path} {frame.function}"
 
@@ -214,9 +220,8 @@ def _key_missing_in_rows(traceback: Traceback) -> bool:
     frame = traceback.frames[-1] if traceback.frames else None
     return (
         frame is not None
-        and traceback.type == "KeyError"
-        and bool(re.search(r"non_tensor_batch|data_item|reward_manager", f"{frame.source} {frame.path}"))
-        and _key_of_samples(traceback)
+        and traceback.type.rpartition(".")[2] in _ORDINARY
+        and ("non_tensor_batch[" in frame.source or ("reward_manager" in frame.path and _key_of_samples(traceback)))
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_sentinel.diagnosis.traceback_checks import wrapping
+from grpo_sentinel.diagnosis.traceback_checks import beside_the_point
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView, rank_of
 from grpo_sentinel.history.logs.markers import Hit
@@ -33,7 +33,7 @@ WOULD_DECIDE: dict[str, tuple[str, ...]] = {
 def candidates_of_lines(view: LogView) -> list[Candidate]:
     """Give one candidate per kind of fault line found."""
     out = []
-    told = wrapping(view)
+    told = beside_the_point(view)
     for name, hits in view.hits.items():
         first = next((hit for hit in hits if (hit.line.source, hit.line.number) not in told), None)
         if first is None or first.marker.role == "teardown":

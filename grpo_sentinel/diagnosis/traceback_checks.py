@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from grpo_sentinel.diagnosis.frames import layer_of, of_a_tracker, reward_function
+from grpo_sentinel.diagnosis.frames import layer_of, of_a_compiler, of_a_tracker, reward_function
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView, rank_of
 from grpo_sentinel.history.logs.lines import Line
@@ -33,7 +33,7 @@ down. Of communication few were, because a server or a rank that does not answer
 def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
     """Give a candidate for every traceback whose exception no marker explains by itself."""
     out = []
-    told = wrapping(view)
+    told = beside_the_point(view)
     for traceback, marker in view.tracebacks:
         if marker is not None and marker not in (*GENERIC, *SHAPES):
             continue
@@ -46,10 +46,21 @@ def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
     return out or _bare(view)
 
 
-def wrapping(view: LogView) -> set[tuple[str, int]]:
-    """Places of the exceptions that tell in other words of the one they were raised from: that one is the cause."""
-    known = {(t.last.source, t.last.number) for t, marker in view.tracebacks if marker or not PASSED_ON.search(t.type)}
-    return {_place_of(t.last) for t, _ in view.tracebacks if t.wraps is not None and (t.last.source, t.wraps) in known}
+def beside_the_point(view: LogView) -> set[tuple[str, int | None]]:
+    """Places of exceptions that were dealt with, or that tell in other words of the one they were raised from."""
+    known = {_place_of(t.last): t for t, marker in view.tracebacks if marker or not PASSED_ON.search(t.type)}
+    told = {_place_of(t.last) for t, _ in view.tracebacks if (t.last.source, t.wraps) in known}
+    dealt_with = {(t.last.source, t.handled) for t, marker in view.tracebacks if t.handled and _own(marker)}
+    return told | {place for place in dealt_with & known.keys() if _LOOKED_UP.search(known[place].type)}
+
+
+def _own(marker: str | None) -> bool:
+    """Tell whether a marker names a cause by itself."""
+    return marker is not None and marker not in GENERIC
+
+
+_LOOKED_UP = re.compile(r"(?:Key|Index|Attribute|Import|ModuleNotFound|FileNotFound)Error$|StopIteration|Empty$")
+"""Exceptions that a program expects and goes round."""
 
 
 def _follows(view: LogView, traceback: Traceback, found: Candidate) -> bool:
@@ -105,7 +116,7 @@ def _bare(view: LogView) -> list[Candidate]:
 
 
 def _candidate(view: LogView, traceback: Traceback) -> Candidate | None:
-    if PASSED_ON.search(traceback.type) and not of_a_tracker(traceback):
+    if PASSED_ON.search(traceback.type) and not (of_a_tracker(traceback) or of_a_compiler(traceback)):
         return None
     if traceback.message.startswith("Caught "):
         return None  # in a worker of a loader or a replica: the exception itself stands below

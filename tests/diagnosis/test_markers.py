@@ -221,7 +221,7 @@ SAMPLES = {
     "gpu_oom_other    ": "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.",
     "scheduler_oom   ": "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO OUT OF MEMORY ***",
     "object_store_full ": "plasma.PlasmaStoreFull: Failed to allocate object",
-    "disk_full ": "/tmp/ray/session is over 95% full, available space: 1020; capacity: 10000.",
+    "disk_nearly_full": "/tmp/ray/session is over 95% full, available space: 1020; capacity: 10000.",
     "listen_failed  ": "OSError: [Errno 98] Address already in use",
     "store_wait ": "setting up NCCL communicator via c10d key-value store by key '0', but store->get('0') got error: timeout",
     "store_wait  ": "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",

@@ -6,17 +6,6 @@ import pytest
 import score_diagnosis
 import unseen_logs
 
-# ones that are not right yet
-OPEN = {
-    "plain-engine-no-endpoint", "tracker-takes-run-down", "tokenizer-attribute-moved", "answer-column-not-converted",
-    "prompt-over-limit-in-loader", "one-image-mark-too-many", "scoring-server-refuses", "wrong-interface-name",
-    "answer-argument-misspelt", "error-word-in-reward-call", "step-cancelled-by-someone", "notebook-llmengine-pickle",
-    "standby-assert-called-oom", "slime-engine-oom-then-router", "trl-fsdp2-lora-generate", "transformers5-batchencoding",
-    "verl-raw-parquet-reward-model", "sglang-resume-memory", "peer-access-weight-sync", "multi-turn-prefix-assert",
-    "bnb-native-library-missing", "remote-reward-refused", "adapter-never-moves", "gym-model-server-dies",
-    "tool-json-not-parsed", "tracker-offline-run-finishes", "areal-server-launch-failed", "job-cancelled-at-step",
-}  # fmt: skip
-
 
 def test_at_least_three_quarters_of_the_held_out_logs_are_right_and_one_in_twenty_at_most_is_wrong() -> None:
     score = score_diagnosis.unseen(held_out=True)
@@ -36,7 +25,7 @@ def test_every_log_that_was_written_later_is_right() -> None:
 def test_every_log_in_the_shape_of_a_public_thread_is_right() -> None:
     score = score_diagnosis.threads()
     assert score.total >= 300
-    assert {name for name, *_ in score.misses} <= OPEN
+    assert score.misses == []
 
 
 def test_a_healthy_run_of_every_format_is_met_with_silence() -> None:

@@ -52,6 +52,10 @@ def _gate() -> re.Pattern[str]:
 _GATE = _gate()
 _RAISE = re.compile(r"(?:^|\s\s)raise [\w.]+\(")  # the source line of a frame: what is raised stands below it
 
+_OPTIONAL = frozenset(
+    ("import_error", "shared_object", "undefined_symbol", "hub", "unknown_model", "wrong_gpu", "wrong_dtype",
+     "deprecated_arg", "missing_attribute", "not_implemented", "no_compiler", "divisible", "config_key")
+)  # fmt: skip
 _WARNS = re.compile(r"\b(?:[A-Z]\w*Warning|WARNING|WARN)\b(?<!NCCL WARN)")
 """A warning of a library that is missing or does not fit: the program goes on without it."""
 
@@ -64,7 +68,7 @@ def find_marker(line: Line) -> Hit | None:
     for marker, pattern in _COMPILED:
         if marker.needle in text:
             found = pattern.search(text)
-            if found and marker.layer == "tooling" and _WARNS.search(text, 0, found.start()):
+            if found and marker.name in _OPTIONAL and _WARNS.search(text, 0, found.start()):
                 return None
             if found:
                 groups = {key: value for key, value in found.groupdict().items() if value is not None}

@@ -33,11 +33,13 @@ class Traceback:
     """One finished traceback; `last` is the line of its exception, `first` the number of its first line.
 
     Exceptions raised from others are one: `first` is then where the first of them begins, and `wraps` the number of the
-    line that ended the one before, when this one only tells of it in other words.
+    line that ended the one before, when this one only tells of it in other words; `handled` that number when the one
+    before was dealt with, and this one came up in doing so.
     """
 
     first: int
     wraps: int | None = None
+    handled: int | None = None
     last: Line
     frames: tuple[Frame, ...]
     type: str
@@ -148,10 +150,17 @@ class TracebackReader:
                 continue
             del self._open[key]
             self._ended[line.source] = one.first, line.number
-            wraps = one.wrapped if not one.handling or one.frames[-1].source.startswith("raise ") else None
+            doing = one.frames[-1].source
+            told = not one.handling or doing.startswith("raise ")
             done = Traceback(
-                first=one.first, wraps=wraps, last=line, frames=tuple(one.frames), type=found[1], message=found[2] or ""
-            )  # fmt: skip
+                first=one.first,
+                wraps=one.wrapped if told else None,
+                handled=one.wrapped if doing and not told else None,
+                last=line,
+                frames=tuple(one.frames),
+                type=found[1],
+                message=found[2] or "",
+            )
             if len(self.kept) < MAX_KEPT:
                 self.kept.append(done)
             return done
