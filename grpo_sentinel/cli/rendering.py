@@ -135,6 +135,8 @@ def _layers(snapshot: Snapshot, width: int) -> list[Text]:
         if lines[-1].cell_len + len(f"{layer} {word}") > width:
             lines.append(Text("        "))
         lines[-1].append(f"{layer} {word}  ", style=style)
+    for line in lines:
+        line.rstrip()
     return lines
 
 

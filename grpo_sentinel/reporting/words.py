@@ -134,6 +134,8 @@ def _when(wall_ns: int) -> str:
 
 def _span(report: RunReport) -> str:
     minutes = max(0.0, (report.seen_wall_ns - report.started_wall_ns) / 60e9)
+    if minutes < 2:
+        return f"{60 * minutes:.0f} s"
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
