@@ -312,6 +312,17 @@ def test_a_rate_of_zero_is_a_note_at_the_end_of_the_schedule_and_a_fault_before_
     assert f"{step} of 40" in " ".join([*notes, *(one.message for one in faults)]) or end is None
 
 
+def test_the_last_checkpoint_of_a_real_trainers_linear_schedule_is_at_its_end(made: Path) -> None:
+    from grpo_sentinel.preflight.optimizer_state import OptimizerState, rate_faults, read_optimizer_state
+
+    for step, ended in ((2, False), (4, True)):
+        state = read_optimizer_state(made / f"checkpoint-{step}")
+        assert isinstance(state, OptimizerState)
+        assert any(state.rates) is not ended
+        faults, notes = rate_faults(made / f"checkpoint-{step}", state, "x")
+        assert (faults, len(notes)) == ([], int(ended))
+
+
 @pytest.mark.parametrize("last_epoch", [3, 10])
 def test_a_schedule_that_knows_its_own_length_tells_its_end_without_a_trainer(checkpoint: Any, last_epoch: int) -> None:
     import torch

@@ -153,21 +153,34 @@ def adapter(model: Any, target: Path) -> None:
     peft.get_peft_model(model, config).save_pretrained(target)
 
 
-@pytest.mark.parametrize("save", [sharded, pickled, in_half, adapter])
+def adapter_with_tokenizer(model: Any, target: Path) -> None:
+    """As TRL saves it."""
+    import transformers
+
+    adapter(model, target)
+    base = json.loads((target / "adapter_config.json").read_text())["base_model_name_or_path"]
+    transformers.AutoTokenizer.from_pretrained(base).save_pretrained(target)
+
+
+@pytest.mark.parametrize("save", [sharded, pickled, in_half, adapter, adapter_with_tokenizer])
 def test_every_form_in_which_a_policy_is_saved_is_taken(
     policy_dir: Path, prompts_file: str, tmp_path: Path, save: Callable[[Any, Path], None]
 ) -> None:
     import transformers
 
-    if save is adapter:
+    if save in (adapter, adapter_with_tokenizer):
         pytest.importorskip("peft")
     else:
         transformers.AutoTokenizer.from_pretrained(policy_dir).save_pretrained(tmp_path)
     save(transformers.AutoModelForCausalLM.from_pretrained(policy_dir), tmp_path)
-    assert codes(check_policy(str(tmp_path), replace(FAST, data=(prompts_file,)))) == set()
+    reference = "" if save is in_half else str(policy_dir)  # bfloat16 against float32 is told, and rightly
+    assert (
+        codes(check_policy(str(tmp_path), replace(FAST, data=(prompts_file,), reference=reference, trained=True)))
+        == set()
+    )
     report = check_gradients(str(tmp_path), GradientOptions(samples=4, max_tokens=4, data=(prompts_file,)))
     assert codes(report) == set()
-    assert report.facts["parameters"]["frozen"] == (24 if save is adapter else 0)  # type: ignore[index]
+    assert report.facts["parameters"]["frozen"] == (24 if save in (adapter, adapter_with_tokenizer) else 0)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

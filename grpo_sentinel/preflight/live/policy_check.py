@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.preflight.environment_tokenizers import own_faults, pair_faults, read_facts
+from grpo_sentinel.preflight.environment_host import read_json
+from grpo_sentinel.preflight.environment_tokenizers import TokenizerFacts, own_faults, pair_faults, read_facts
 from grpo_sentinel.preflight.findings import Findings
 from grpo_sentinel.preflight.live import policy_judge as judged
 from grpo_sentinel.preflight.live.budget import SAMPLING_SHARE, affordable
@@ -199,12 +200,19 @@ def _is_trained(policy: Loaded, options: PolicyOptions) -> bool:
         return False
 
 
+def _facts(role: str, path: Path) -> TokenizerFacts:
+    """What the files say; the dtype of an adapter is its base model's."""
+    base = adapter_base(path)
+    found = read_facts(role, tokenizer_of(path, base))
+    saved = read_json(base / "config.json") if base is not None else {}
+    return replace(found, dtype=found.dtype or str(saved.get("dtype") or saved.get("torch_dtype") or ""))
+
+
 def _tokenizers(target: str, options: PolicyOptions, notes: Findings) -> None:
     """Compare the tokenizers' files of policy, reference and reward model, as `check environment` does."""
     named = {"policy": target, "reference": options.reference, "reward": options.reward_model}
-    given = {role: Path(name).expanduser() for role, name in named.items() if name}
-    paths = {role: tokenizer_of(path, adapter_base(path)) for role, path in given.items() if path.is_dir()}
-    facts = {role: read_facts(role, path) for role, path in paths.items()}
+    paths = {role: Path(name).expanduser() for role, name in named.items() if name}
+    facts = {role: _facts(role, path) for role, path in paths.items() if path.is_dir()}
     found: list[Fault] = [fault for one in facts.values() for fault in own_faults(one)]
     first = facts.get("policy")
     for role, other in facts.items():
