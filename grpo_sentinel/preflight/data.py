@@ -158,6 +158,10 @@ class _Apart:
     faulty: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
+    def lists(self) -> tuple[list[Any], ...]:
+        """The lists themselves, in the order of the fields: `asdict` would copy them number by number."""
+        return self.keys, self.numbers, self.faulty, self.rewards
+
 
 class _DataCheck:
     """What has been seen so far."""
@@ -235,7 +239,7 @@ class _DataCheck:
         one.read_source(source, unpacked(kind, source, number, content).rows(), fields)
         return {
             "tally": asdict(one._tally), "lengths": one._lengths.as_json(), "prompts": one._prompts.as_json(),
-            "total": one._total, "bad": one._bad, "apart": asdict(one._apart),
+            "total": one._total, "bad": one._bad, "apart": one._apart.lists(),
         }  # fmt: skip
 
     def _merge(self, task: _Task, done: dict[str, Any]) -> None:
@@ -246,7 +250,7 @@ class _DataCheck:
         self._total += done["total"]
         self._bad += done["bad"]
         self._rows[source] += done["total"]
-        apart = _Apart(**done["apart"])
+        apart = _Apart(*done["apart"])
         self._rewards.add(apart.rewards)
         for key, number, faulty in zip(apart.keys, apart.numbers, apart.faulty, strict=True):
             if code := self._repeats.code(key, bool(faulty & 1)):
