@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from grpo_sentinel.errors import HistoryError
 from grpo_sentinel.history.codec import finding_from, halt_from, rank_status_from, unpack_ids, unpack_values
 from grpo_sentinel.history.database import DatabaseError, open_reader
 from grpo_sentinel.history.rollup import LEVELS
-from grpo_sentinel.history.series import Series, read_series
+from grpo_sentinel.history.series import Series, read_lines
 from grpo_sentinel.records import EventRecord, Finding, FindingState, Kind, Mode, Sample, StepRecord
 from grpo_sentinel.views import Cursor, HaltStatus, RankStatus, Snapshot
 
@@ -314,10 +314,27 @@ class HistoryReader:
         since_step: int = 0,
         until_step: int | None = None,
         mode: Mode = Mode.TRAIN,
-        max_rows: int | None = None,
     ) -> Series:
         """Read one signal of one rank, thinned by minimum and maximum to `max_points` (see `history.series`)."""
-        return read_series(
-            self, self.run_key(run_id), rank, signal,
+        (found,) = self.lines(
+            run_id, (rank,), signal, max_points=max_points, since_step=since_step, until_step=until_step, mode=mode
+        )
+        return found
+
+    def lines(
+        self,
+        run_id: str,
+        ranks: Sequence[int],
+        signal: str,
+        *,
+        max_points: int | None = None,
+        since_step: int = 0,
+        until_step: int | None = None,
+        mode: Mode = Mode.TRAIN,
+        max_rows: int | None = None,
+    ) -> list[Series]:
+        """Read one signal of several ranks at once, each as `series` gives it; `max_rows` bounds what one costs."""
+        return read_lines(
+            self, self.run_key(run_id), ranks, signal,
             max_points=max_points, since_step=since_step, until_step=until_step, mode=mode, max_rows=max_rows,
         )  # fmt: skip

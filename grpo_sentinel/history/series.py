@@ -1,4 +1,4 @@
-"""One signal of one rank over a whole run, thinned to a bounded number of points without losing a peak.
+"""One signal of some ranks over a whole run, thinned to a bounded number of points without losing a peak.
 
     short range   every record                                     low = high = value
     long range    rollups + what they do not hold yet, from below  low, high, non-finite count per group
@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Protocol
 
 from grpo_sentinel.history.rollup import BUCKET_STEPS, Key, Range, join, steps_of, widen
 from grpo_sentinel.records import Mode
 
 _NUMBER = struct.Struct("<d")
+_CHUNK = 2000  # records of a rank in one query
+
+Points = dict[int, Range]  # step -> what is known of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,7 @@ class Series:
 
 
 class Source(Protocol):
-    """What `read_series` needs of a reader."""
+    """What `read_lines` needs of a reader."""
 
     levels: int  # of rollups that the file has
 
@@ -43,10 +47,10 @@ class Source(Protocol):
     def layout(self, layout: int) -> tuple[str, ...]: ...
 
 
-def read_series(
+def read_lines(
     source: Source,
     run: int,
-    rank: int,
+    ranks: Sequence[int],
     signal: str,
     *,
     max_points: int | None = None,
@@ -54,34 +58,43 @@ def read_series(
     until_step: int | None = None,
     mode: Mode = Mode.TRAIN,
     max_rows: int | None = None,
-) -> Series:
-    """Read `signal` of one rank; at most `max_points` points when given, every record otherwise.
+) -> list[Series]:
+    """Read `signal` of some ranks; of each at most `max_points` points when given, every record otherwise.
 
-    A range of more than `max_rows` rows is read from a coarser level, also where it gives fewer points.
+    A range of more than `max_rows` rows of a rank is read from a coarser level, also where it gives fewer points.
     """
-    key = (run, rank, int(mode))
-    first, last, oldest_record = _span(source, key, since_step, until_step)
-    points: dict[int, Range] = {}
-    at = first
-    pruned = max_points is not None and first // BUCKET_STEPS < oldest_record // BUCKET_STEPS
-    if pruned or _far(last - first, max_points, max_rows):
-        for level in range(_level(last - first, max_points, max_rows, source.levels), -1, -1):
-            at = _add_rollups(source, points, key, level, signal, at, last)
-    _add_records(source, points, key, signal, at, last)
-    thinned = _thin(sorted(points.items()), max_points)
+    lines: dict[int, Points] = {}
+    open_at: dict[tuple[int, int], list[int]] = {}  # steps that are read from records -> ranks
+    for rank in ranks:
+        key = (run, rank, int(mode))
+        first, last, oldest_record = _span(source, key, since_step, until_step)
+        points: Points = {}
+        at = first
+        pruned = max_points is not None and first // BUCKET_STEPS < oldest_record // BUCKET_STEPS
+        if pruned or _far(last - first, max_points, max_rows):
+            for level in range(_level(last - first, max_points, max_rows, source.levels), -1, -1):
+                at = _add_rollups(source, points, key, level, signal, at, last)
+        lines[rank] = points
+        open_at.setdefault((at, last), []).append(rank)
+    for (at, last), some in open_at.items():
+        _add_records(source, {rank: lines[rank] for rank in some}, (run, int(mode)), signal, at, last)
+    return [_series(signal, rank, _thin(sorted(lines[rank].items()), max_points)) for rank in ranks]
+
+
+def _series(signal: str, rank: int, points: Sequence[tuple[int, Range]]) -> Series:
     return Series(
         signal=signal,
         rank=rank,
-        steps=tuple(step for step, _ in thinned),
-        low=tuple(r[0] for _, r in thinned),
-        high=tuple(r[1] for _, r in thinned),
-        nonfinite=tuple(r[2] for _, r in thinned),
+        steps=tuple(step for step, _ in points),
+        low=tuple(low for _, (low, _, _) in points),
+        high=tuple(high for _, (_, high, _) in points),
+        nonfinite=tuple(bad for _, (_, _, bad) in points),
     )
 
 
 def _far(steps: int, max_points: int | None, max_rows: int | None) -> bool:
-    """Tell whether a range is read from rollups: a sixth of the points is then still drawn."""
-    enough = max_points is not None and steps / BUCKET_STEPS >= max_points / 6
+    """Tell whether a range is read from rollups: an eighth of the points is then still drawn."""
+    enough = max_points is not None and steps / BUCKET_STEPS >= max_points / 8
     return enough or (max_rows is not None and steps >= max_rows)
 
 
@@ -120,9 +133,7 @@ def _of_level(source: Source, level: int) -> str:
     return f" AND level={level}" if source.levels > 1 else ""
 
 
-def _add_rollups(
-    source: Source, points: dict[int, Range], key: Key, level: int, signal: str, first: int, last: int
-) -> int:
+def _add_rollups(source: Source, points: Points, key: Key, level: int, signal: str, first: int, last: int) -> int:
     """Add one point per folded bucket; gives the step from which the level below is needed."""
     size = steps_of(level)
     rows = source.query(
@@ -140,28 +151,45 @@ def _add_rollups(
     return (rows[-1][0] + 1) * size if rows else first
 
 
-def _add_records(source: Source, points: dict[int, Range], key: Key, signal: str, first: int, last: int) -> None:
-    index, unpack = _Index(source, signal), _NUMBER.unpack_from
+def _add_records(
+    source: Source, lines: Mapping[int, Points], key: tuple[int, int], signal: str, first: int, last: int
+) -> None:
+    """Add the records of ranks that are read from the same step on.
+
+    They lie side by side in the file: all of them are read in one pass where they are most of the run, so that every
+    page is read once and not once per rank.
+    """
+    run, _ = key
+    known = source.query("SELECT count(*) FROM ranks WHERE run=?", (run,))[0][0]
+    if len(lines) > 1 and 2 * len(lines) < known:
+        for rank, points in lines.items():
+            _add_records(source, {rank: points}, key, signal, first, last)
+        return
+    index = "records_by_rank" if len(lines) == 1 else "records_by_step"
+    sql = (
+        f"SELECT rank, step, layout, data FROM records INDEXED BY {index} WHERE run=? AND mode=?"
+        f" AND rank IN ({','.join(map(str, lines))}) AND step>=? AND step<=? ORDER BY step LIMIT ?"
+    )
+    place_in, unpack, most = _Index(source, signal).of, _NUMBER.unpack_from, _CHUNK * len(lines)
     while first <= last:
-        rows = source.query(
-            "SELECT step, layout, data FROM records WHERE run=? AND rank=? AND mode=? AND step>=? AND step<=?"
-            " ORDER BY step LIMIT 4000",
-            (*key, first, last),
-        )
+        rows = source.query(sql, (*key, first, last, most))
         if not rows:
             return
-        full = len(rows) == 4000
-        newest = rows[-1][0]
-        for step, layout, data in rows:
-            place = 8 * index.of(layout)
-            if place >= 0 and not (full and step == newest and step != first):  # a cut step is read again, whole
-                (value,) = unpack(data, place)
-                points[step] = (
-                    (value, value, 0) if step not in points and math.isfinite(value) else widen(points.get(step), value)
-                )
-        if not full:
+        newest = rows[-1][1]
+        cut = newest if len(rows) == most and newest != first else None  # it is read again, whole
+        for rank, step, layout, data in rows:
+            place = 8 * place_in(layout)
+            if place < 0 or step == cut:
+                continue
+            (value,) = unpack(data, place)
+            points = lines[rank]
+            if step in points or value - value != 0:
+                points[step] = widen(points.get(step), value)
+            else:
+                points[step] = (value, value, 0)
+        if len(rows) < most:
             return
-        first = newest if newest != first else newest + 1
+        first = newest + 1 if cut is None else cut
 
 
 class _Index:
@@ -179,16 +207,15 @@ class _Index:
         return place
 
 
-def _thin(points: list[tuple[int, Range]], max_points: int | None) -> Iterable[tuple[int, Range]]:
+def _thin(points: list[tuple[int, Range]], max_points: int | None) -> list[tuple[int, Range]]:
     """Join neighbours into at most `max_points` groups; every group keeps its low, high and count."""
     if max_points is None or len(points) <= max_points:
         return points
     size = math.ceil(len(points) / max(1, max_points))
-    out: list[tuple[int, Range]] = []
-    for start in range(0, len(points), size):
-        group = points[start : start + size]
-        total = group[0][1]
-        for _, other in group[1:]:
-            total = join(total, other)
-        out.append((group[0][0], total))
-    return out
+    groups = (points[start : start + size] for start in range(0, len(points), size))
+    return [(group[0][0], _joined([found for _, found in group])) for group in groups]
+
+
+def _joined(ranges: Sequence[Range]) -> Range:
+    lows, highs, bad = zip(*ranges, strict=True)
+    return (min(lows), max(highs), 0) if not any(bad) else reduce(join, ranges)

@@ -1,7 +1,8 @@
 """The HTTP face of the sidecar.
 
 GET  /                    the page                         GET  /static/...        its files
-GET  /metrics             Prometheus text or OpenMetrics   GET  /healthz           200 or 503 with reasons
+GET  /metrics             Prometheus text or OpenMetrics   GET  /livez, /healthz   503 when the loop stands still
+GET  /readyz              503 when any part is off
 GET  /api/v1/status       one run in full                  GET  /api/v1/stream     summaries as they change
 GET  /api/v1/findings     firing; all=1 every change,    GET  /api/v1/runs       runs of the history
                           all=latest newest states
@@ -71,7 +72,9 @@ def build_app(state: WebState) -> Starlette:
         Route("/", static),
         Route("/static/{name}", static),
         Route("/metrics", api.metrics),
-        Route("/healthz", api.healthz),
+        Route("/livez", api.livez),
+        Route("/healthz", api.livez),
+        Route("/readyz", api.readyz),
         Route("/api/v1/status", api.status),
         Route("/api/v1/findings", api.findings),
         Route("/api/v1/series", api.series),
@@ -109,9 +112,17 @@ class Api:
         body, content_type = self._state.metrics(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
-    async def healthz(self, _: Request) -> Response:
+    async def livez(self, _: Request) -> Response:
+        """Say whether a restart would help: what else is off, as a full disk, is told, not judged."""
+        return self._health(failed=bool(self._state.stuck()))
+
+    async def readyz(self, _: Request) -> Response:
+        return self._health(failed=bool(self._state.problems()))
+
+    def _health(self, *, failed: bool) -> Response:
         problems = list(self._state.problems())
-        return Strict({"healthy": not problems, "problems": problems}, 503 if problems else 200)
+        body = {"live": not self._state.stuck(), "healthy": not problems, "problems": problems}
+        return Strict(body, 503 if failed else 200)
 
     def status(self, request: Request) -> Response:
         run_id = request.query_params.get("run")
@@ -146,7 +157,7 @@ class Api:
         }
         with self._open() as reader:
             run_id = self._run_id(request)
-            found = [reader.series(run_id, one, signal, mode=mode, **window) for one in several or [rank]]
+            found = reader.lines(run_id, several or [rank], signal, mode=mode, **window)
         return Strict({"series": plain(found)} if several else plain(found[0]))
 
     def runs(self, _: Request) -> Response:

@@ -134,8 +134,8 @@ def _over_steps(
     since, until = span
     window = {"since_step": since, "until_step": until, "max_points": columns}
     window["max_rows"] = MOST_ROWS // max(1, len(ranks))
-    lines = {rank: reader.series(run_id, rank, signal, mode=mode, **window) for rank in ranks}
-    return by_step(lines, columns)
+    found = reader.lines(run_id, ranks, signal, mode=mode, **window)
+    return by_step({line.rank: line for line in found}, columns)
 
 
 __all__ = ["MOST_RANKS", "MOST_ROWS", "Explore"]
