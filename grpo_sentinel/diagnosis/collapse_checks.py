@@ -22,6 +22,7 @@ from grpo_sentinel.diagnosis.found import (
     finite_points,
     first_beyond,
     found,
+    jitter,
     rewards_rise,
 )
 from grpo_sentinel.diagnosis.verdict import Candidate
@@ -59,7 +60,7 @@ def policy_diverged(view: LogView) -> Candidate | None:
         return None
     kl_before, kl_after = ends(kls)
     before, after = ends(rewards)
-    spread = max(0.1 * abs(before), 0.02)
+    spread = max(0.1 * abs(before), 0.02, jitter(rewards))
     if kl_after < max(5 * kl_before, 0.2) or after > before - spread:
         return None
     index, row, _ = first_beyond(kls, (kl_before + kl_after) / 2, up=True)
@@ -79,7 +80,7 @@ def reward_lost(view: LogView) -> Candidate | None:
     if len(rewards) < 8:
         return None
     best, after, low = _best(rewards), ends(rewards)[1], min(p[2] for p in rewards)
-    if best <= 0.05 or after > 0.5 * best or after > low + 0.3 * best:
+    if best <= 0.05 or after > 0.5 * best or after > low + 0.3 * best or best - after < 1.5 * jitter(rewards):
         return None
     index, row, _ = first_beyond(rewards, (best + after) / 2, up=False)
     fell = f"the reward fell from {best:.3g} to {after:.3g} to stay"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
@@ -79,6 +80,12 @@ def first_beyond(points: Sequence[Point], limit: float, *, up: bool) -> Point:
             break
         at = point
     return at
+
+
+def jitter(points: Sequence[Point]) -> float:
+    """What a value usually moves from one row to the next."""
+    values = [p[2] for p in points]
+    return median(abs(after - before) for before, after in pairwise(values)) if len(values) > 1 else 0.0
 
 
 def equal_tail(points: Sequence[Point]) -> list[Point]:

@@ -119,7 +119,7 @@ def clipped_at_once(view: LogView) -> Candidate | None:
     index, row, value = points[0]
     return found(
         view, "ratio_pinned", "policy", 0.6, index, row,
-        f"{value:.0%} of the tokens are clipped from the first row on: log-probs of before and after the rollout differ",
+        f"{value:.0%} of the tokens are clipped from the first row on: log-probs before and after the rollout differ",
     )  # fmt: skip
 
 

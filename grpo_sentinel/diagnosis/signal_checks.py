@@ -36,7 +36,7 @@ def no_signal(view: LogView) -> Candidate | None:
     dead = [p for p in series if (p[2] >= 0.999 if share else p[2] == 0.0)]
     total = len(series)
     tail = _trailing(series, dead)
-    few = len(dead) < 0.9 * total and (len(tail) < 3 or len(dead) < 0.6 * total)  # rare signal is a signal
+    few = len(dead) < 0.9 * total  # a rare signal is a signal
     if (
         not dead
         or (few and not _beyond_chance(total, len(dead), len(tail)))
@@ -82,7 +82,7 @@ def _walked_off(view: LogView, index: int) -> bool:
 def _beyond_chance(total: int, dead: int, tail: int) -> bool:
     """Tell whether so many dead rows at the end are more than the rate of dead rows before them explains."""
     rate = (dead - tail + 0.5) / (total - tail + 1)
-    return tail >= 3 and rate**tail < 0.02
+    return tail >= 3 and rate**tail < 0.005
 
 
 def _trailing(series: Sequence[Point], dead: Sequence[Point]) -> list[Point]:
