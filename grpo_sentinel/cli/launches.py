@@ -85,7 +85,9 @@ def _write(root: Path, run_id: str, pid: int, command: Sequence[str], sidecar: b
     )  # fmt: skip
     try:
         own_directory(user_dir(root))
-        path = own_directory(user_dir(root) / _FOLDER) / f"{run_id}.json"
+        folder = own_directory(user_dir(root) / _FOLDER)
+        _forget_ended(folder)
+        path = folder / f"{run_id}.json"
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -94,6 +96,14 @@ def _write(root: Path, run_id: str, pid: int, command: Sequence[str], sidecar: b
     except (OSError, SentinelError):
         return None
     return path
+
+
+def _forget_ended(folder: Path) -> None:
+    """Remove what launchers that were killed left behind."""
+    for launch in _read(folder):
+        if not _runs(launch):
+            with contextlib.suppress(OSError):
+                (folder / f"{launch.run_id}.json").unlink()
 
 
 def _read(folder: Path) -> Iterator[Launch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from run_support import HERE, Started, cli, until
 
 from grpo_sentinel.cli import main
-from grpo_sentinel.cli.launches import waiting
+from grpo_sentinel.cli.launches import noted, waiting
+from grpo_sentinel.protocol import user_dir
 
 TAKES_A_RUN = ["status", "top", "halt", "checkpoint", "capture", "report", "resume-point"]
 
@@ -40,12 +42,18 @@ def test_one_look_at_a_run_that_is_not_there_is_a_mistake(started: Started) -> N
 
 def test_status_tells_of_a_launched_command_that_waits_for_its_trainer(started: Started, tmp_path: Path) -> None:
     marker, config = tmp_path / "go", tmp_path / "sentinel.yaml"
+    left_over = user_dir(tmp_path / "rings") / ".launches" / "killed.json"
+    left_over.parent.mkdir(mode=0o700, parents=True)
+    with noted(tmp_path / "rings", "killed", os.getpid(), ["train"], sidecar=True):
+        text = left_over.read_text().replace(f'"pid": {os.getpid()},', '"pid": 1,')
+    left_over.write_text(text)
     config.write_text(json.dumps({"http": {"port": 0}, "launch": {"linger_seconds": 0}}))
     script = (
         f"while [ ! -e {marker} ]; do sleep 0.05; done; exec {sys.executable} {HERE / 'fake_trainer.py'} --steps 9999"
     )
     process = started.cli("launch", "--no-daemon", "--config", config, "--run-id", "early", "--", "sh", "-c", script)
     until(lambda: waiting([tmp_path / "rings"]))
+    assert not left_over.exists(), "what a killed launcher left behind goes with the next"
     shown = cli("status")
     assert shown.returncode == 0
     assert "run early" in shown.stdout
