@@ -9,9 +9,9 @@ from grpo_sentinel.history.logs.tracebacks import Frame, Traceback
 # ---- the reward function
 
 _REWARD = re.compile(
-    r"(?:^|/)(?:reward\w*|rewards|graders?|verifiers?/rubrics|rubrics?|math_verify|latex2sympy\w*|judges?)/\S+ "
+    r"(?:^|/)(?:reward\w*|rewards|graders?|verifiers?/rubrics|rubrics?|math_verify|latex2sympy\w*|judges?|rm_hub)/\S+ "
     r"|[^/]*(?:reward|grader|verifier|judge|rubric|remote_rm)[^/]*\.py \S+$"
-    r"| \S*(?:reward|compute_score|grader|verifier|math_verify|latex2sympy|judge|remote_rm|\brm_fn)\S*$",
+    r"| \S*(?:reward|compute_score|grader|verifier|math_verify|latex2sympy|judge|remote_rm|async_rm|\brm_fn)\S*$",
     re.IGNORECASE,
 )
 """By the folder in which a file stands, by the file's own name, or by the function's; not by where a project lies."""

@@ -193,6 +193,8 @@ SAMPLES = {
     "nccl_said": "NCCL INFO NET/Plugin : Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared object file: No such file",
     "ray_not_up": "ConnectionError: Could not find any running Ray instance.",
     "reward_error  ": "TypeError: accuracy_reward() missing 1 required positional argument: 'assistant'",
+    "illegal_access ": "Memory access fault by GPU node-1 (Agent handle: 0x5635) on address 0x7f18. Reason: Page not present.",
+    "unhandled_nccl ": "RuntimeError: HCCL function error: HcclCommInitRootInfo, error code is 7",
     "tracker_said": "wandb: Network error (ReadTimeout), entering retry loop.",
     "gpu_init": "NVRM: GPU 0000:4f:00.0: RmInitAdapter failed! (0x24:0x65:1417)",
     "target_assert ": "IndexError: Target 151665 is out of bounds.",

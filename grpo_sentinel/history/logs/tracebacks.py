@@ -47,7 +47,8 @@ class Traceback:
 
 
 _FRAME = re.compile(r'^(.{0,200}?)\s*File ["“]([^"”]{1,400})["”], line \d+, in (\S+)')
-_RICH_FRAME = re.compile(r"^(.{0,200}?)\s*[│|] (/\S{1,400}\.py):\d+ in (\S+)\s*[│|]")  # as the library rich draws it
+# as the library rich draws it
+_RICH_FRAME = re.compile(r"^(.{0,200}?)\s*[│|] ((?:/|[A-Z]:\\)\S{1,400}\.py):\d+ in (\S+)\s*[│|]")
 _HEAD = re.compile(r"^(.{0,200}?)\s*Traceback \(most recent call last\)")
 _NOTEBOOK = re.compile(r"^(.{0,200}?)([A-Za-z_][\w.]*)\s{3,}Traceback \(most recent call last\)")
 _NOTEBOOK_FRAME = re.compile(
@@ -86,7 +87,7 @@ class TracebackReader:
     def feed(self, line: Line) -> Traceback | None:
         """Take one line; give the traceback that it ends."""
         text = line.text
-        if 'File "' in text or "File “" in text or "Traceback (most" in text or ("│ /" in text and ".py:" in text):
+        if 'File "' in text or "File “" in text or "Traceback (most" in text or ("│" in text and ".py:" in text):
             self._note(line)
             return None
         if "exception" in text and line.source in self._ended and any(sentence in text for sentence in _CHAIN):
@@ -168,7 +169,7 @@ class TracebackReader:
 
 
 def _add(one: _Open, frame: Frame) -> None:
-    one.frames.append(frame)
+    one.frames.append(replace(frame, path=frame.path.replace("\\", "/")) if "\\" in frame.path else frame)
     del one.frames[:-MAX_FRAMES]
 
 
