@@ -12,7 +12,7 @@ import yaml
 from grpo_sentinel.config import Config, load_config
 from grpo_sentinel.errors import ConfigError, SentinelError
 from grpo_sentinel.preflight.config_check_commands import python_settings, shell_settings
-from grpo_sentinel.preflight.config_check_names import Settings, flatten, recognise_trainer
+from grpo_sentinel.preflight.config_check_names import Settings, flatten, recognise_trainer, settings_in
 from grpo_sentinel.preflight.config_check_trainer import check_trainer
 from grpo_sentinel.preflight.config_check_typos import slips
 from grpo_sentinel.preflight.look import Level
@@ -28,7 +28,7 @@ def check_config(path: Path, *, world_size: int | None = None) -> CheckReport:
     if set(body) & set(Config.model_fields):
         faults, notes, looked, facts, not_seen = _own(path)
     else:
-        flat = flatten(body)
+        flat, section = settings_in(flatten(body))
         settings = recognise_trainer(flat, str(path), complete=complete)
         if world_size is not None:
             settings.values |= {"world_size": world_size, "gpus": world_size}
@@ -36,7 +36,8 @@ def check_config(path: Path, *, world_size: int | None = None) -> CheckReport:
         slipped = slips(settings, flat)
         named = {fault.where for fault in slipped}
         faults = [*slipped, *(fault for fault in faults if fault.where not in named)]
-        looked = [f"{settings.trainer} settings: {', '.join(sorted(settings.values))}"]
+        where = f" in section {section}" if section else ""
+        looked = [f"{settings.trainer} settings{where}: {', '.join(sorted(settings.values))}"]
         facts = {"trainer": settings.trainer, "settings": dict(settings.values)}
         not_seen = _not_seen(settings)
     return CheckReport(
@@ -69,8 +70,10 @@ def _text(path: Path) -> str:
         if path.stat().st_size > _MOST_BYTES:
             raise SentinelError(f"{path} has more than {_MOST_BYTES >> 20} MiB; give a file of settings")
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SentinelError(f"cannot read {path}: {error}; give a readable file of settings") from error
+    except OSError as error:
+        raise SentinelError(f"cannot read {path}: {error.strerror}; give a readable file of settings") from error
+    except UnicodeDecodeError as error:
+        raise SentinelError(f"{path} is not UTF-8: {error.reason} at byte {error.start}; give a text file") from error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

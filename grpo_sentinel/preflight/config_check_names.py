@@ -173,6 +173,20 @@ def names_of(trainer: str) -> Mapping[str, str]:
     return next(names for name, names, _ in _TRAINERS if name == trainer)
 
 
+def settings_in(flat: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The trainer's settings, which some files keep in a section ("grpo:") beside others, and the name of that section.
+
+    The section is "" where the file is nothing but settings, or is nobody's.
+    """
+    sections = dict.fromkeys(("", *(key.rpartition(".")[0] for key in flat)))
+    for section in sections:
+        start = f"{section}." if section else ""
+        inside = {key.removeprefix(start): value for key, value in flat.items() if key.startswith(start)}
+        if any(_marks(key, mark, 1.0) for key in inside for _, _, marks in _TRAINERS for mark in marks):
+            return inside, section
+    return dict(flat), ""
+
+
 def _marks(key: str, mark: str, likeness: float) -> bool:
     if mark.endswith("."):
         return key.startswith(mark)
@@ -213,4 +227,4 @@ def _ranks(trainer: str, flat: Mapping[str, Any]) -> dict[str, int]:
     return {"world_size": ranks, "gpus": gpus}
 
 
-__all__ = ["Settings", "flatten", "names_of", "recognise_trainer"]
+__all__ = ["Settings", "flatten", "names_of", "recognise_trainer", "settings_in"]

@@ -161,6 +161,13 @@ def test_how_many_ranks_whole_groups_need_is_a_note_until_the_number_of_ranks_is
     assert codes(report_of(tmp_path, body, world_size=2)) == {"groups-do-not-fit"}
 
 
+def test_settings_in_a_section_among_others_are_found(tmp_path: Path) -> None:
+    body = {"model": {"name": "x", "dtype": "bf16"}, "training": {"grpo": {**TRL, "temperature": 0}}, "seed": 1}
+    report = report_of(tmp_path, body)
+    assert (codes(report), report.facts["trainer"]) == ({"temperature"}, "TRL")
+    assert "in section training.grpo" in report.looked_at[0]
+
+
 def test_completions_longer_than_the_model_that_is_named_are_broken(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 2048}')
