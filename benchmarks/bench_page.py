@@ -1,9 +1,9 @@
 """The page over a week and over four weeks of history: 8 ranks, a step every 5 s; opening it and every query it makes.
 
-The week (968,000 records of ten signals) is written once, about a minute, and kept in build/page_week.sqlite for the next
-time. The four weeks are that week four times, without its rollups: a writer folds them again, as it does with an older
-file. A third file holds fewer steps of as many signals as a run has. The server is the real one; the page is opened in
-Chromium where that and Playwright are installed.
+The week (968,000 records of ten signals) is written once, about a minute, and kept in build/page_week.sqlite for the
+next time. The four weeks are that week four times, without its rollups: a writer folds them again, as it does with an
+older file. A third file holds fewer steps of as many signals as a run has. The server is the real one; the page is
+opened in Chromium where that and Playwright are installed.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from sentinel_batches import RUN, batch, record
 from grpo_sentinel.clock import ManualClock
 from grpo_sentinel.config import HistoryConfig
 from grpo_sentinel.history import HistoryReader, HistoryStore, Series, retention, rollup, series
+from grpo_sentinel.records import Kind
 
 NAME = "policy.loss"
 ANY = st.one_of(
@@ -208,3 +209,29 @@ def test_retention_takes_the_oldest_rollups_of_every_level(tmp_path: Path) -> No
         pass
     assert raw.execute("SELECT count(*) FROM rollups").fetchone()[0] == 0
     raw.close()
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3, 4, 5), (5, 2), (3,), (4, 4), (0, 9)])
+@pytest.mark.parametrize("chunk", [2000, 30])
+def test_several_ranks_read_at_once_give_what_each_gives_alone(tmp_path, monkeypatch, ranks, chunk) -> None:
+    def value(rank: int, step: int) -> float:
+        return math.nan if (rank, step) == (2, 77) else rank + step / 1000
+
+    monkeypatch.setattr(series, "_CHUNK", chunk)
+    path = tmp_path / "history.sqlite"
+    store = HistoryStore(path, clock=ManualClock())
+    for step in range(1, 201):
+        for rank in range(6):
+            if (step + rank) % 50:  # no rank has every step
+                data = record(step, rank, {"data.samples": 4.0}, sequence=2 * step, kind=Kind.DATA)
+                store.write(batch(data, record(step, rank, {NAME: value(rank, step)}, sequence=2 * step + 1)))
+    store.close()
+    with HistoryReader(path) as reader:
+        for line, rank in zip(reader.lines(RUN, ranks, NAME), ranks, strict=True):
+            steps = tuple(step for step in range(1, 201) if (step + rank) % 50 and rank < 6)
+            assert (line.rank, line.steps) == (rank, steps)
+            expected = [value(rank, step) for step in steps]
+            assert [low for low in line.low if low == low] == [one for one in expected if one == one]
+            assert sum(line.nonfinite) == sum(one != one for one in expected)
+        close = reader.lines(RUN, ranks, NAME, since_step=50, until_step=60, max_points=5)
+        assert all(len(line.steps) <= 5 for line in close)
