@@ -119,7 +119,7 @@ LASTING = frozenset(
     ("xid", "fallen_off_bus", "ecc", "gpu_lost", "device_handle", "double_bit", "uncorrectable_nvlink", "host_oom_ray",
      "host_oom_kernel", "host_oom_cgroup", "shm_full", "disk_full", "quota", "nvml_init", "driver_mismatch", "ib_error",
      "ib_event", "ib_status", "reward_none", "reward_error", "scoring_failed",
-     "kl_negative", "overflow", "scale_minimum", "cache_flush", "sleep_residue", "skipped_count", "machine_check",
+     "kl_negative", "overflow", "scale_minimum", "sleep_residue", "skipped_count", "machine_check",
      "pcie_error")
 )  # fmt: skip
 """Lines that stay true although the run goes on after them; all others would have ended it, or were said in passing."""
@@ -136,6 +136,15 @@ def _lasts(candidate: Candidate, view: LogView) -> bool:
     return candidate.name not in _KERNEL or _PROSE.search(candidate.evidence[0].text) is None
 
 
+def _after_the_end(candidate: Candidate, view: LogView) -> bool:
+    """Tell whether a line stands behind the trainer's closing summary and raised nothing: servers and ranks that go."""
+    if not candidate.evidence or candidate.layer in ("memory", "device"):
+        return False
+    at = candidate.evidence[0]
+    raised = any((t.last.source, t.last.number) == (at.source, at.line) for t, _ in view.tracebacks)
+    return at.line > view.ended_at.get(at.source, at.line) and not raised
+
+
 def _without_survived(found: list[Candidate], view: LogView) -> tuple[list[Candidate], list[str]]:
     """Drop what the run outlived: a text quoted in a completion, an error that was caught."""
     kept, notes = [], []
@@ -144,11 +153,12 @@ def _without_survived(found: list[Candidate], view: LogView) -> tuple[list[Candi
         for n, (t, _) in enumerate(view.tracebacks)
         if view.survived(f"traceback {n}")
     }
-    if view.survived("python_error"):  # exceptions without their frames
+    if view.survived("python_error") or view.habitual("python_error"):  # exceptions without their frames
         outlived |= {f"{hit.line.source}:{hit.line.number}" for hit in view.hits["python_error"]}
     for one in found:
         place = f"{one.evidence[0].source}:{one.evidence[0].line}" if one.evidence else ""
         gone_by = view.survived(one.name) or view.habitual(one.name) or place in outlived
+        gone_by = gone_by or _after_the_end(one, view)
         if _lasts(one, view) or not gone_by:
             kept.append(one)
         elif one.role != "teardown" and one.name != "reward_frame":

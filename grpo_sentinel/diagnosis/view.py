@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from grpo_sentinel.diagnosis.passing import of_a_tracker, opens_aside, told_in_passing
 from grpo_sentinel.history.logs.formats import Row, RowReader
 from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.markers import Hit, find_marker
@@ -21,7 +22,6 @@ from grpo_sentinel.history.logs.tracebacks import Traceback, TracebackReader
 MAX_ROWS = 8000
 MAX_HITS = 50
 _OUTLIVED = 3  # rows that must follow for a line to have ended nothing
-_TRACKERS = ("wandb: ", "swanlab: ", "mlflow ")  # what an experiment tracker tells of itself; a fatal one is raised
 
 
 @dataclass(slots=True)
@@ -42,6 +42,8 @@ class LogView:
     _rows_of: Counter[str] = field(default_factory=Counter)  # rows of a source since its last restart
     _restarts: Counter[str] = field(default_factory=Counter)
     _last_step: dict[str, int] = field(default_factory=dict)
+    _asides: dict[str, int] = field(default_factory=dict)  # lines behind which a traceback ends no process
+    ended_at: dict[str, int] = field(default_factory=dict)  # line of the closing summary, where no rows follow it
     _firsts: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # the same of the first hit
     _moments: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # of the last hit: source, rows, restarts
     _stacks: TracebackReader = field(default_factory=TracebackReader)
@@ -62,8 +64,14 @@ class LogView:
             self.add(row)
         if got:
             return
-        hit = find_marker(line) if not line.text.startswith(_TRACKERS) else None
+        if opens_aside(line.text):
+            self._asides[line.source] = line.number
+        hit = find_marker(line) if not of_a_tracker(line.text) else None
         ended = self._stacks.feed(line)
+        if ended is not None and 0 < ended.first - self._asides.get(line.source, ended.first) <= 2:
+            return
+        if hit is not None and ended is None and told_in_passing(hit):
+            return
         if ended is not None and len(self.tracebacks) < MAX_HITS:
             self.tracebacks.append((ended, hit.marker.name if hit is not None else None))
             self._moments[f"traceback {len(self.tracebacks) - 1}"] = self._moment(line.source)
@@ -109,11 +117,13 @@ class LogView:
         """Take one row of metrics."""
         if "train_runtime" in row.raw or "train_loss" in row.raw:
             self.finished = True
+            self.ended_at[row.source] = row.line
             self._rows_of[row.source] += _OUTLIVED  # what stands before the closing summary ended nothing
             return
         if row.step is not None and self.rows and self.rows[-1].step == row.step and self.rows[-1].raw == row.raw:
             return  # the same line twice, as two handlers of one logger write it
         self.rows_seen += 1
+        self.ended_at.pop(row.source, None)
         self._note_row(row)
         self.total_steps = row.total_steps or self.total_steps
         if _broken(row) or self.rows_seen % self._stride == 0:
