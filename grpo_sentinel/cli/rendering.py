@@ -164,7 +164,7 @@ def _finding(finding: Finding, indent: str) -> Text:
 
 def halt_line(halt: HaltStatus) -> Text:
     """Say where the newest request stands."""
-    pinned = f"; kept checkpoint {halt.pinned_checkpoint}" if halt.pinned_checkpoint else ""
+    pinned = f"; kept from before the onset: {halt.pinned_checkpoint}" if halt.pinned_checkpoint else ""
     if halt.dry_run:
         return Text(f"request: {halt.detail} ({halt.reason}){pinned}", style="yellow")
     if halt.state is HaltState.NONE:

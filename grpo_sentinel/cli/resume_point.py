@@ -10,7 +10,7 @@ import click
 from grpo_sentinel.cli.runs import NoRun, settings
 from grpo_sentinel.daemon.places import belongs_to, state_dir
 from grpo_sentinel.errors import HistoryError
-from grpo_sentinel.halting.checkpoints import step_of
+from grpo_sentinel.harm import step_of
 from grpo_sentinel.history import HistoryReader, RunInfo, history_path
 from grpo_sentinel.preflight.resume import ResumePoint, output_directory, resume_point
 

@@ -11,6 +11,7 @@ from grpo_sentinel.daemon.places import belongs_to, run_directories, state_dir
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting import HALTING
 from grpo_sentinel.halting.journal import load
+from grpo_sentinel.harm import first_onset, kept_before
 from grpo_sentinel.history import HistoryReader, history_path
 from grpo_sentinel.incidents.places import ARCHIVE, archives, bundles, incidents_dir
 from grpo_sentinel.protocol import RankReader, list_segments
@@ -112,9 +113,9 @@ def write_summary(
             say(f"    because {last.reason}")
     for dry in [one for one in requests if one.dry_run][-1:]:
         say(f"  {dry.detail} ({dry.reason})")
-    pinned = next((one.pinned_checkpoint for one in reversed(requests) if one.pinned_checkpoint), "")
-    if pinned:
-        say(f"  kept from before the onset: {pinned}; `grpo-sentinel pins` lists and removes such copies")
+    kept = kept_before((one.pinned_checkpoint for one in requests), first_onset(findings))
+    if kept:
+        say(f"  kept from before the onset: {kept}; `grpo-sentinel pins` lists and removes such copies")
     for where in incident_paths(config, directory.name, started_ns)[:_MOST_FINDINGS]:
         say(f"  incident: {where}; `grpo-sentinel incident show {where.name.removesuffix(ARCHIVE)}`")
     say(f"  history: {path}; rings: {directory}")

@@ -1,7 +1,9 @@
 """Keeps the newest checkpoint from before an anomaly, as soon as there is one, out of the trainer's rotation.
 
-A finding that begins an incident, and every critical one, looks for the newest whole checkpoint saved before its onset,
-pins it and reads it back: one with non-finite weights is given up for the one before.
+A finding that begins an incident, and every critical one, looks for the newest whole checkpoint saved before the onset,
+pins it and reads it back: one with non-finite weights is given up for the one before. The onset is that of its root, of
+the roots' own, and of every critical finding that still fires (`harm`): what is saved after the cause and before a late
+consequence is spoiled. Which copy is shown follows from the same onset, and changes when an earlier root turns up.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from pathlib import Path
 
 from grpo_sentinel.config import HaltingConfig
 from grpo_sentinel.daemon.background import Background
-from grpo_sentinel.halting.checkpoints import Checkpoint, check_finite, newest_before, scan_directory, step_of
+from grpo_sentinel.halting.checkpoints import Checkpoint, check_finite, newest_before, scan_directory
 from grpo_sentinel.halting.pin import PINNED_NAME, pin, remove
+from grpo_sentinel.harm import first_onset, kept_before, step_of
 from grpo_sentinel.records import Action, EventRecord, Finding, FindingState, Severity
 from grpo_sentinel.wording import counted
 
 log = logging.getLogger(__name__)
 
 _MOST_REPORTED = 64
+_MOST_KNOWN = 512  # findings that are over
 _RESTART = re.compile(r"-r\d+$")
 
 
@@ -48,7 +52,9 @@ class Pins:
         self.directory = Path(config.checkpoint_dir) if config.checkpoint_dir is not None else None
         self.paths: list[Path] = []
         self._reported: deque[Path] = deque(maxlen=_MOST_REPORTED)  # finished, as the trainer says
+        self._known: dict[str, Finding] = {}  # newest state of each, those that are over too: a root may be
         self._firing: set[str] = set()
+        self._shown = ""
         self._nothing: set[tuple[Path, int]] = set()  # of which it was said already that there is nothing to keep
 
     def observe(self, events: Sequence[EventRecord]) -> None:
@@ -66,8 +72,11 @@ class Pins:
         if not self._fixed and isinstance(directory, str) and Path(directory).is_absolute():
             self.directory = Path(directory)
 
-    def consider(self, findings: Sequence[Finding]) -> None:
-        """Pin what the newly fired findings call for; never blocks."""
+    def consider(self, findings: Sequence[Finding], firing: Sequence[Finding] = ()) -> None:
+        """Pin what the newly fired findings call for; never blocks. `firing`: all that fires, with its newest roots."""
+        if not findings:
+            return
+        self._learn((*findings, *firing))
         for finding in findings:
             if finding.state is FindingState.RESOLVED:
                 self._firing.discard(finding.finding_id)
@@ -75,13 +84,39 @@ class Pins:
             if finding.severity is Severity.NOTE:
                 continue
             grave = finding.severity is Severity.CRITICAL or finding.action >= Action.CHECKPOINT
-            if self._enabled and (grave or not self._firing) and len(self.paths) < self._most:
-                self._submit(finding)
+            if grave or not self._firing or (self.paths and not self._kept()):
+                self._submit(self._onset(finding))
             self._firing.add(finding.finding_id)
+        self._show()
 
-    def _submit(self, finding: Finding) -> None:
-        directory, onset = self.directory, finding.onset_step
-        if directory is None or onset <= 1:
+    def _learn(self, findings: Sequence[Finding]) -> None:
+        self._known.update({finding.finding_id: finding for finding in findings})
+        over = [name for name, finding in self._known.items() if finding.state is FindingState.RESOLVED]
+        for name in over[:-_MOST_KNOWN]:
+            del self._known[name]
+
+    def _onset(self, finding: Finding) -> int:
+        """Date what a finding is about: its own onset, its root's, and that of the harm which still goes on."""
+        finding = self._known[finding.finding_id]
+        root = self._known.get(finding.root_id, finding)
+        live = {one.finding_id: one for one in self._known.values() if one.state is FindingState.FIRING}
+        live |= {one.root_id: self._known[one.root_id] for one in list(live.values()) if one.root_id in self._known}
+        dated = first_onset(live.values())
+        return min(finding.onset_step, root.onset_step, *([] if dated is None else [dated]))
+
+    def _kept(self) -> str:
+        return kept_before(map(str, self.paths), first_onset(self._known.values()))
+
+    def _show(self) -> None:
+        """Tell which copy is from before, where that has changed."""
+        kept = self._kept()
+        if kept != self._shown:
+            self._shown = kept
+            self._on_pinned(kept)
+
+    def _submit(self, onset: int) -> None:
+        directory = self.directory
+        if not self._enabled or len(self.paths) >= self._most or directory is None or onset <= 1:
             return
         if any(_step(path) == onset - 1 for path in self.paths):
             return
@@ -125,7 +160,7 @@ class Pins:
             return
         self.paths.append(path)
         log.warning("kept %s: the newest checkpoint from before step %d, %s", path, onset, told)
-        self._on_pinned(str(path))
+        self._show()
 
 
 def _make_room(folder: Path, most: int) -> None:

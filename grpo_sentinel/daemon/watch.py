@@ -215,7 +215,7 @@ class RunWatch:
         except (SentinelError, OSError) as error:
             self._note("halting", f"the run cannot be asked to halt: {error}")
         self._pins.observe(events)
-        self._pins.consider(findings)
+        self._pins.consider(findings, self._engine.active() if findings else ())
 
     def _still_asking(self) -> Sequence[Finding]:
         """Findings that fire on may ask after a cooldown; looked at with every tick only."""

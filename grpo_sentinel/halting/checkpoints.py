@@ -18,9 +18,9 @@ from pathlib import Path
 
 from grpo_sentinel.halting.safetensors import FiniteReport, merge, read_header, scan_file
 from grpo_sentinel.halting.torch_file import CannotTell, scan_torch_file
+from grpo_sentinel.harm import step_of
 
 TORCH_ENDINGS = (".pt", ".pth", ".ckpt", ".bin")
-_NAME = re.compile(r"^(?:checkpoint|ckpt|step)[-_]?(\d{1,12})(?:\.(?:pt|pth|ckpt|safetensors))?$")
 _WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _BESIDE_WEIGHTS = re.compile(r"optim|sched|scaler|rng|random|training_args", re.IGNORECASE)
@@ -33,12 +33,6 @@ class Checkpoint:
     path: Path
     step: int
     problem: str = ""
-
-
-def step_of(name: str) -> int | None:
-    """Read the step out of a checkpoint's name, as of `checkpoint-12`, `step_12` or `ckpt12.pt`; None of any other."""
-    match = _NAME.match(name)
-    return int(match[1]) if match else None
 
 
 def scan_directory(directory: Path, reported: Collection[Path] = ()) -> list[Checkpoint]:

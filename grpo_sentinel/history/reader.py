@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_sentinel.errors import HistoryError
+from grpo_sentinel.harm import first_onset, kept_before
 from grpo_sentinel.history.codec import finding_from, halt_from, rank_status_from, unpack_ids, unpack_values
 from grpo_sentinel.history.database import DatabaseError, open_reader
 from grpo_sentinel.history.rollup import LEVELS
@@ -134,6 +135,11 @@ class HistoryReader:
         rows = self.query("SELECT body FROM requests WHERE run=? ORDER BY id", (self.run_key(run_id),))
         return [halt_from(json.loads(body)) for (body,) in rows]
 
+    def kept_checkpoint(self, run_id: str) -> str:
+        """Give the newest kept copy of a run from before the onset of what was found; "" when none is."""
+        told = (one.pinned_checkpoint for one in self.requests(run_id))
+        return kept_before(told, first_onset(self.findings(run_id)))
+
     def events(
         self, run_id: str, *, kind: str | None = None, rank: int | None = None, since_step: int = 0
     ) -> Iterator[EventRecord]:
@@ -252,6 +258,7 @@ class HistoryReader:
             return Snapshot(run_id=run_id)
         run = self.run_key(run_id)
         requests = self.query("SELECT body FROM requests WHERE run=? ORDER BY id DESC LIMIT 1", (run,))
+        halt = halt_from(json.loads(requests[0][0])) if requests else HaltStatus()
         return Snapshot(
             run_id=run_id,
             node=info.node,
@@ -259,7 +266,7 @@ class HistoryReader:
             ranks=self._ranks(run),
             samples=self._latest_samples(run),
             findings=tuple(f for f in self.findings(run_id, firing_only=True) if f.state is FindingState.FIRING),
-            halt=halt_from(json.loads(requests[0][0])) if requests else HaltStatus(),
+            halt=replace(halt, pinned_checkpoint=self.kept_checkpoint(run_id)),
             context=info.context,
         )
 

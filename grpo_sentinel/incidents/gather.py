@@ -21,6 +21,7 @@ from grpo_sentinel._version import __version__
 from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.config import IncidentsConfig
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.harm import kept_before
 from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.incidents.evidence import captured, spool_dir
@@ -29,7 +30,7 @@ from grpo_sentinel.incidents.model import About, Attached, Source
 from grpo_sentinel.protocol import Batch, RankReader, list_segments
 from grpo_sentinel.records import EventRecord, Finding, Sample, StepRecord
 from grpo_sentinel.scrub import scrub
-from grpo_sentinel.views import Snapshot
+from grpo_sentinel.views import HaltStatus, Snapshot
 
 _LOG_TAIL_BYTES = 256 << 10
 _MOST_LOGS, _MOST_STACKS = 8, 8
@@ -82,7 +83,8 @@ class Gatherer:
             samples=lambda: self._samples(known),
             run={
                 "ranks": {rank: {**plain(status), "values": {}} for rank, status in snapshot.ranks.items()},
-                "halt": plain(snapshot.halt), "requests": plain(requests), "checkpoints": _checkpoints(known, events),
+                "halt": plain(snapshot.halt), "requests": plain(requests),
+                "checkpoints": _checkpoints(known, events, requests),
                 "node": _node(), "versions": _versions(), "notes": list(snapshot.notes),
                 "abstaining": dict(snapshot.abstaining), "sentinel_health": plain(snapshot.health),
             },
@@ -257,16 +259,17 @@ def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(keyed.values(), key=lambda one: one.wall_ns))
 
 
-def _checkpoints(known: Known, events: Collection[EventRecord]) -> dict[str, Any]:
+def _checkpoints(known: Known, events: Collection[EventRecord], requests: Collection[HaltStatus]) -> dict[str, Any]:
     """The trainer's own words about what it saved, and what was kept from before the onset."""
     saved = {
         int(event.step): str(event.body.get("path", "")) for event in events if event.kind == "checkpoint"
     }  # fmt: skip
     before = [step for step in saved if step < known.about.onset_step]
+    told = [one.pinned_checkpoint for one in (*requests, known.snapshot.halt)]
     return {
         "saved": [{"step": step, "path": path} for step, path in sorted(saved.items())],
         "last_before_onset": saved[max(before)] if before else "",
-        "pinned": known.snapshot.halt.pinned_checkpoint,
+        "pinned": kept_before(told, known.about.onset_step),
     }
 
 

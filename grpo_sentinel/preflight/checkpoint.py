@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.halting.checkpoints import step_of
+from grpo_sentinel.harm import step_of
 from grpo_sentinel.preflight import dcp, deepspeed, own_layout
 from grpo_sentinel.preflight.look import FileRead, Level, Look, Problem
 from grpo_sentinel.preflight.training_state import check_trainer_state, check_training_files

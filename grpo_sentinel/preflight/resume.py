@@ -10,23 +10,20 @@ that was under way when it was written, so what a resumed run saved is not judge
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_sentinel.halting.checkpoints import scan_directory
 from grpo_sentinel.halting.pin import PINNED_NAME
+from grpo_sentinel.harm import first_harm
 from grpo_sentinel.history import HistoryReader, RunInfo
 from grpo_sentinel.preflight.checkpoint import CheckpointReport, Resumable, check_checkpoint
-from grpo_sentinel.records import Finding, FindingState, Severity
+from grpo_sentinel.records import Finding
 
 SCHEMA = "grpo-sentinel/resume-point"
 SCHEMA_VERSION = 1
 _MOST_SAVES = 10_000  # of one run
-_WEIGHT_LAYERS = {"data", "reward", "policy", "gradient", "optimizer"}
-_KEPT_OUT = {"grad_nonfinite", "nonfinite_updates", "update_skipped"}  # the gate stopped it before the weights
-_WEIGHT_SIGNALS = re.compile(r"ecc|remapped|replica|digest|non_?finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,37 +111,12 @@ def reported_saves(reader: HistoryReader, run_id: str) -> list[Path]:
 
 
 def bound_of(run: RunInfo, findings: Iterable[Finding], *, ignore_resolved: bool = False) -> RunBound:
-    """Date the harm: the onset of the newest critical finding, of its root, and of all that still fired at the end.
-
-    Findings that do not touch the numbers (a dead rank, memory, a hang) bound nothing.
-    """
-    known = {finding.finding_id: finding for finding in findings}
-    critical = [
-        one for one in known.values()
-        if one.severity is Severity.CRITICAL and touches_weights(one)
-        and not (ignore_resolved and one.state is FindingState.RESOLVED)
-    ]  # fmt: skip
-    if not critical:
-        return RunBound(run_id=run.run_id, started_wall_ns=run.started_wall_ns)
-    newest = max(critical, key=lambda one: (one.wall_ns, one.step))
-    counted = [newest, *(one for one in critical if one.state is FindingState.FIRING)]
-    counted += [root for one in counted if (root := known.get(one.root_id)) is not None and touches_weights(root)]
-    first = min(counted, key=lambda one: one.onset_step)
+    """Give the step before which a run's checkpoints are to be trusted, as `harm.first_harm` dates it."""
+    first = first_harm(findings, ignore_resolved=ignore_resolved)
     return RunBound(
-        run_id=run.run_id, started_wall_ns=run.started_wall_ns, before_step=first.onset_step, because=first
+        run_id=run.run_id, started_wall_ns=run.started_wall_ns, because=first,
+        before_step=None if first is None else first.onset_step,
     )  # fmt: skip
-
-
-def touches_weights(finding: Finding) -> bool:
-    """Tell whether what was found may have harmed weights or optimizer state.
-
-    A gradient that is not finite has not, where the gate skipped its update; where it did not, the weights themselves
-    are found not finite.
-    """
-    if finding.rule in _KEPT_OUT:
-        return False
-    about = f"{finding.rule} {finding.signal}".lower()
-    return finding.layer in _WEIGHT_LAYERS or _WEIGHT_SIGNALS.search(about) is not None
 
 
 def candidates(
@@ -247,4 +219,4 @@ def resume_point(
     return choose(candidates(directory, bounds, state, reported), bounds)
 
 
-__all__ = ["ResumePoint", "bound_of", "output_directory", "resume_point", "runs_in", "touches_weights"]
+__all__ = ["ResumePoint", "bound_of", "output_directory", "resume_point", "runs_in"]

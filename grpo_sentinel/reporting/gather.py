@@ -55,6 +55,7 @@ class RunReport:
     plots: tuple[Plot, ...]
     undrawn_ranks: int = 0  # ranks that the plots leave out
     incidents: tuple[str, ...] = ()  # bundles, by path
+    kept_checkpoint: str = ""  # the newest copy from before the onset
 
 
 def gather(
@@ -92,6 +93,7 @@ def gather(
         plots=tuple(_plot(reader, run_id, name, shown, findings) for name in names),
         undrawn_ranks=len(latest.ranks) - len(shown),
         incidents=tuple(incidents),
+        kept_checkpoint=latest.halt.pinned_checkpoint,
     )
 
 

@@ -43,9 +43,8 @@ def facts(report: RunReport) -> list[tuple[str, str]]:
         ("ranks on this node", str(len(report.ranks))),
     ]
     rows += [("request", _request(one)) for one in report.requests if one.state is not HaltState.NONE]
-    pinned = next((one.pinned_checkpoint for one in reversed(report.requests) if one.pinned_checkpoint), "")
-    if pinned:
-        rows.append(("kept checkpoint", pinned))
+    if report.kept_checkpoint:
+        rows.append(("kept from before the onset", report.kept_checkpoint))
     rows += [("incident", path) for path in report.incidents]
     return rows
 

@@ -111,8 +111,11 @@ def test_an_incident_pins_once_a_critical_finding_pins_again_and_the_number_is_b
     one.consider([finding("grave", Action.ALERT, onset=20)])
     settled(background)
     assert Path(told[-1]).name == "checkpoint-19"
+    over = replace(finding("grave", Action.ALERT, onset=20), state=FindingState.RESOLVED)
     for onset in (30, 40, 50):
-        one.consider([finding("more", onset=onset)])
+        more = finding("more", onset=onset)
+        one.consider([over, more])
+        over = replace(more, state=FindingState.RESOLVED)
         settled(background)
     assert len(told) == HaltingConfig().max_pins
     one.consider([replace(mild, state=FindingState.RESOLVED), finding("n", Action.NOTE, severity=Severity.NOTE)])

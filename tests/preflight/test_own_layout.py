@@ -16,8 +16,9 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from grpo_sentinel.halting.checkpoints import check_finite, newest_before, scan_directory, step_of  # noqa: E402
+from grpo_sentinel.halting.checkpoints import check_finite, newest_before, scan_directory  # noqa: E402
 from grpo_sentinel.halting.pin import pin  # noqa: E402
+from grpo_sentinel.harm import step_of  # noqa: E402
 from grpo_sentinel.history import HistoryReader, history_path  # noqa: E402
 from grpo_sentinel.preflight.checkpoint import CheckpointReport, Resumable, check_checkpoint  # noqa: E402
 from grpo_sentinel.preflight.resume import resume_point  # noqa: E402
