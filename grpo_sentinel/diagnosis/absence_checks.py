@@ -124,7 +124,10 @@ def gradient_zero_unexplained(view: LogView) -> Candidate | None:
     if losses and median(losses) > 0:
         return found(view, "disconnected_gradient", "gradient", 0.65, index, row, f"{says} although there is a loss")
     says += ": rewards that do not differ and a loss without parameters look alike here"
-    return found(view, "gradient_unexplained", "undetermined", 0.3, index, row, says, role="witness")
+    return found(
+        view, "gradient_unexplained", "undetermined", 0.3, index, row, says, role="witness",
+        would_decide=("the rewards of these steps and their spread inside groups",),
+    )  # fmt: skip
 
 
 ABSENCE_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (

@@ -91,7 +91,10 @@ def reward_lost(view: LogView) -> Candidate | None:
         return None
     if _at_once(rewards, best - after):
         says = f"{fell}, from one row to the next: the policy broke or what scores it went away"
-        return found(view, "reward_dropped", "undetermined", 0.3, index, row, says, role="witness")
+        return found(
+            view, "reward_dropped", "undetermined", 0.3, index, row, says, role="witness",
+            would_decide=("ten completions from before the fall and ten from after it", "the log of what scores them"),
+        )  # fmt: skip
     return found(view, "policy_collapsed", "policy", 0.5, index, row, f"{fell}, little by little")
 
 

@@ -33,6 +33,7 @@ def found(
     says: str,
     *,
     role: str = "cause",
+    would_decide: tuple[str, ...] = (),
 ) -> Candidate:
     shown = ", ".join(f"{key}={value}" for key, value in list(row.raw.items())[:12])
     where = row.step if row.step is not None else _step_of(view, index)
@@ -45,6 +46,7 @@ def found(
         step=where,
         rank=row.rank if row.rank is not None else rank_of("", row.source),
         at=row.line / max(view.lines, 1),
+        would_decide=would_decide,
         evidence=(Evidence(source=row.source, line=row.line, text=shown[:300]),),
     )
 

@@ -1,4 +1,4 @@
-"""Lines that tell of a fault in passing: a program says how it goes on, a tracker speaks of itself, a destructor fails."""
+"""Lines that tell of a fault in passing: of what is dealt with, of a tracker itself, of a destructor at exit."""
 
 from __future__ import annotations
 

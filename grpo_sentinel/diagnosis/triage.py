@@ -181,6 +181,7 @@ def _undetermined(witness: Candidate) -> Candidate:
         role="witness",
         confidence=0.3,
         says=witness.says,
+        step=witness.step,
         rank=witness.rank,
         evidence=witness.evidence,
         would_decide=witness.would_decide or ("the lines before this one, from every rank",),
