@@ -86,7 +86,7 @@ _FRAMES: tuple[tuple[str, str], ...] = (
     (
         r"(?:packages|src)/datasets/|/datasets/(?:arrow_|builder|iterable_|table|load\.py|features|packaged|formatting)"
         r"|/(?:trl|verl|openrlhf|swift|llamafactory|nemo_rl|areal|slime)/(?:\S*/)?(?:datasets?|data|template)/"
-        r"|/pyarrow/|/pandas/|/jinja2/|/json/(?:decoder|__init__)|/PIL/|(?:^|/)data(?:_\w+)?\.py"
+        r"|/pyarrow/|/pandas/|/jinja2/|/json/(?:decoder|__init__)|/PIL/|(?:^|/)data(?:_(?!parallel)\w+)?\.py"
         r"|[^/]*(?:collat|dataloader|data_loader|tokenization|chat_template|data_utils|dataset|rl_data|preprocess|padding"
         r"|processing_|image_utils|vision_process|video_process)[^/]*$|_prepare_data|postprocess_data",
         "data",
@@ -107,6 +107,12 @@ _NETWORK = re.compile(r"^(?:Runtime|OS|Timeout|Client\w*|Protocol|\w*SSL\w*)?(?:
 
 _ANSWERED = re.compile(r"\b(?:40[0-9]|41\d|42\d|50[013]|Not Found|not (?:been )?initialized|Invalid|must )")
 """Messages that tell of a server that did answer, or of a group that nobody set up: no network is the reason."""
+
+_OF_NETWORK = re.compile(
+    r"tim(?:e|ed)[ -]?out|onnect|[Ss]ocket|[Ss]tore|peer|[Rr]efused|reset|closed|reachable|abort", re.IGNORECASE
+)
+_AGAIN = re.compile(r"/torch/utils/checkpoint\S* | forward$")
+"""The forward pass that is run again inside the backward pass."""
 
 _NO_SUCH = re.compile(r"\b(?:404|405|Not Found|Method Not Allowed)\b")
 _TRACKERS = re.compile(r"/(?:wandb|mlflow|swanlab|comet_ml|clearml|neptune|tensorboardX?|trackio|aim)/")
@@ -172,7 +178,8 @@ def layer_of(traceback: Traceback) -> str | None:
 
 def _by_frames(frames: list[str], last: str, message: str) -> str | None:
     """The innermost frame that tells."""
-    for place in reversed(frames):
+    for number in range(len(frames) - 1, -1, -1):
+        place = frames[number]
         if _ARGUMENTS.search(place):
             return "tooling"
         for pattern, layer in _FRAMES:
@@ -183,9 +190,11 @@ def _by_frames(frames: list[str], last: str, message: str) -> str | None:
                     return "tooling"  # it is another server than the one which is asked for
                 if not _NETWORK.search(last) or _ANSWERED.search(message):
                     continue
-            if layer == "data" and last == "RuntimeError" and _elsewhere(message):
-                return None  # a worker of the loader that went away
-            if layer != "gradient" or last == "RuntimeError":
+                if "/torch/" in place and last == "RuntimeError" and not _OF_NETWORK.search(message):
+                    continue  # tensors that a collective refuses
+            elif last == "RuntimeError" and _elsewhere(message):
+                return None  # a worker of the loader that went away, a device that failed before
+            if layer != "gradient" or (last == "RuntimeError" and not any(map(_AGAIN.search, frames[number:]))):
                 return layer
     return None
 

@@ -40,16 +40,20 @@ def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
         found = _candidate(view, traceback)
         if found is None or (marker in SHAPES and found.layer not in ("reward", "optimizer")):
             continue
-        if found.layer != "reward" and (_place_of(traceback.last) in told or _follows(view, traceback, found)):
+        if (
+            traceback.ignored
+            or (found.layer != "reward"
+            and (_place_of(traceback.last) in told or _follows(view, traceback, found)))
+        ):
             continue
         out.append(found)
     return out or _bare(view)
 
 
 def beside_the_point(view: LogView) -> set[tuple[str, int | None]]:
-    """Places of exceptions that were dealt with, or that tell in other words of the one they were raised from."""
+    """Places of exceptions that were dealt with or ignored, or that tell in other words of the one they came from."""
     known = {_place_of(t.last): t for t, marker in view.tracebacks if marker or not PASSED_ON.search(t.type)}
-    told = {_place_of(t.last) for t, _ in view.tracebacks if (t.last.source, t.wraps) in known}
+    told = {_place_of(t.last) for t, _ in view.tracebacks if t.ignored or (t.last.source, t.wraps) in known}
     dealt_with = {(t.last.source, t.handled) for t, marker in view.tracebacks if t.handled and _own(marker)}
     return told | {place for place in dealt_with & known.keys() if _LOOKED_UP.search(known[place].type)}
 

@@ -130,6 +130,10 @@ def test_memory_stays_bounded_by_endless_and_by_countless_tracebacks() -> None:
         ("{head}  File \"/x/judge.py\", line 3, in judge_reward\n    d = json.loads(x)\n  File \"/x/json/decoder.py\", line 3, in decode\n"
          "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "reward"),
         ("{head}  File \"/x/vllm_client.py\", line 3, in init_communicator\n    raise Exception(x)\nException: Request failed: 404, Not Found", "tooling"),
+        ("{head}  File \"/x/torch/distributed/distributed_c10d.py\", line 3, in all_reduce\n    f()\nRuntimeError: No backend type for device cpu", "tooling"),
+        ("{head}  File \"/x/torch/_tensor.py\", line 3, in backward\n    f()\nRuntimeError: cuDNN error: EXECUTION_FAILED", "undetermined"),
+        ("{head}  File \"/x/torch/_tensor.py\", line 3, in backward\n    f()\n  File \"/x/liger/norm.py\", line 3, in forward\nRuntimeError: too wide", "tooling"),
+        ("Exception ignored in: <function LLM.__del__ at 0x7f>\n{head}  File \"/x/llm.py\", line 3, in __del__\n    f()\nTypeError: no", "undetermined"),
         ("{head}  File \"/x/utils/http.py\", line 3, in ask\n    raise RuntimeError(x)\nRuntimeError: Failed after 3 retries each", "undetermined"),
     ],
 )  # fmt: skip

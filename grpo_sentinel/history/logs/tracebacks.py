@@ -40,6 +40,7 @@ class Traceback:
     first: int
     wraps: int | None = None
     handled: int | None = None
+    ignored: bool = False  # raised while an object was thrown away: the program went on
     last: Line
     frames: tuple[Frame, ...]
     type: str
@@ -72,6 +73,7 @@ class _Open:
     frames: list[Frame] = field(default_factory=list)
     notebook: bool = False
     wrapped: int | None = None  # the line that ended the exception which this one was raised from or after
+    ignored: bool = False
     handling: bool = False  # it came up while that one was handled: it may be another one, or the same in other words
 
 
@@ -82,6 +84,7 @@ class TracebackReader:
     kept: list[Traceback] = field(default_factory=list)
     _open: dict[tuple[str, str], _Open] = field(default_factory=dict)
     _ended: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: first and last line of the last one
+    _ignored: dict[str, int] = field(default_factory=dict)  # by source: the last line that tells of one
     _chained: dict[str, tuple[int, int, int, bool]] = field(default_factory=dict)  # place of the sentence, those, how
 
     def feed(self, line: Line) -> Traceback | None:
@@ -90,6 +93,8 @@ class TracebackReader:
         if 'File "' in text or "File “" in text or "Traceback (most" in text or ("│" in text and ".py:" in text):
             self._note(line)
             return None
+        if "Exception ignored in" in text:
+            self._ignored[line.source] = line.number
         if "exception" in text and line.source in self._ended and any(sentence in text for sentence in _CHAIN):
             self._chained[line.source] = line.number, *self._ended[line.source], _CHAIN[1] in text
         return self._finish(line) if self._open else None
@@ -117,7 +122,8 @@ class TracebackReader:
         """Open one; it begins with the exception which it was raised from, if there is one."""
         sentence, first, last, handling = self._chained.pop(line.source, (-_NEAR - 1, 0, 0, False))
         if line.number - sentence > _NEAR:
-            return _Open(prefix, shape, line.number, line.number)
+            ignored = line.number - self._ignored.pop(line.source, -_NEAR) <= 3
+            return _Open(prefix, shape, line.number, line.number, ignored=ignored)
         return _Open(prefix, shape, first, line.number, wrapped=last, handling=handling)
 
     def _finish(self, line: Line) -> Traceback | None:
@@ -161,6 +167,7 @@ class TracebackReader:
                 frames=tuple(one.frames),
                 type=found[1],
                 message=found[2] or "",
+                ignored=one.ignored,
             )
             if len(self.kept) < MAX_KEPT:
                 self.kept.append(done)
@@ -180,7 +187,13 @@ def _note_notebook(one: _Open, line: Line, body: str) -> bool:
     if arrow and one.frames:
         one.frames[-1] = replace(one.frames[-1], source=arrow[1].strip()[:200])
     elif frame:
-        _add(one, Frame(path=(frame[1] or frame[3]).partition("](")[0], function=frame[2] or frame[4] or "<module>"))
+        _add(
+            one,
+            Frame(
+                path=(frame[1] or frame[3]).partition("](")[0],
+                function=(frame[2] or frame[4] or "<module>").rpartition(".")[2],
+            ),
+        )
     if arrow or frame:
         one.seen = line.number
     return bool(arrow or frame)
