@@ -21,7 +21,7 @@ from grpo_sentinel.records import Action, Severity
 from grpo_sentinel.views import Snapshot
 from grpo_sentinel.web import WebServer, WebState, build_app
 
-ACT = "act-token-of-the-page"
+ACT, READ = "act-token-of-the-page", "read-me-1234"
 EVIL = "<img src=x onerror=\"document.body.dataset.evil='1'\">"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -64,9 +64,9 @@ class Tab:
         if not url.startswith((self.url, "blob:", "data:")):
             self.foreign.append(url)
 
-    def open(self) -> Any:
+    def open(self, read_token: str = "") -> Any:
         """Load the page and wait until chart and heat map are drawn."""
-        self.page.goto(self.url)
+        self.page.goto(f"{self.url}/#token={read_token}" if read_token else self.url)
         self.page.wait_for_selector("#chart[data-points]")
         return self.page
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_support import ACT, EVIL, Shown, Tab, chromium, needs_chromium, overflow, until, uplot, whole_note
+from page_support import ACT, EVIL, READ, Shown, Tab, chromium, needs_chromium, overflow, until, uplot, whole_note
 from sentinel_batches import RUN
 
 from grpo_sentinel.records import Action
@@ -127,7 +127,7 @@ def test_a_long_run_is_zoomed_by_asking_for_the_steps_that_are_looked_at(browser
             "the page gets there",
         )
         page.keyboard.press("0")
-        page.wait_for_selector("#chart[data-first='1'][data-last='4000']")
+        page.wait_for_selector("#chart[data-first='0'][data-last='4000']")
         page.select_option("#span", "100")
         page.wait_for_selector("#chart[data-first='3901']")
         assert tab.complaints == []
@@ -314,16 +314,16 @@ def test_acting_needs_the_token_says_what_happened_and_keeps_no_token(browser: A
 
 @pytest.mark.slow
 def test_a_read_token_is_asked_for_and_opens_the_page(browser: Any, shown: Shown) -> None:
-    with shown.served(read_token="read-me-1234") as server:
+    with shown.served(read_token=READ) as server:
         tab = Tab(browser, server.url)
         tab.page.goto(server.url)
         tab.page.wait_for_selector("#login", state="visible")
         assert not tab.page.is_visible("#main")
-        tab.page.fill("#read-token", "read-me-1234")
+        tab.page.fill("#read-token", READ)
         tab.page.keyboard.press("Enter")
         tab.page.wait_for_selector("#chart[data-points]")
         assert tab.page.is_visible("#main")
-        tab.page.goto(f"{server.url}/#token=read-me-1234")
+        tab.page.goto(f"{server.url}/#token={READ}")
         tab.page.wait_for_selector("#chart[data-points]")
         assert "token" not in tab.page.url
         tab.close()
@@ -373,7 +373,7 @@ def test_a_run_that_is_not_watched_any_more_is_read_from_the_history(browser: An
 def test_a_real_run_is_read_and_halted_from_the_page(browser: Any, started: Any, tmp_path: Path) -> None:
     state, trainer = tmp_path / "state", Path(__file__).with_name("many_ranks.py")
     config = tmp_path / "sentinel.yaml"
-    body = {"http": {"port": 0}, "state_dir": str(state), "launch": {"linger_seconds": 0.5}}
+    body = {"http": {"port": 0, "read_token": READ}, "state_dir": str(state), "launch": {"linger_seconds": 0.5}}
     config.write_text(json.dumps(body))
     run = started.python(
         "-m", "grpo_sentinel.cli", "launch", "--config", config, "--run-id", "looked-at", "--", sys.executable, trainer,
@@ -382,7 +382,7 @@ def test_a_real_run_is_read_and_halted_from_the_page(browser: Any, started: Any,
     note = until(lambda: next(iter(tmp_path.rglob("daemon.json")), None), "the daemon says where it is")
     told = until(lambda: whole_note(note), "the note is whole")
     tab = Tab(browser, told["url"])
-    page = tab.open()
+    page = tab.open(READ)
     until(lambda: page.evaluate("Number(document.getElementById('chart').dataset.last) > 20"), "the page gets there")
     assert page.inner_text("#ranks-title") == "Ranks: 4 alive"
     page.click("#ask-halt")
@@ -398,7 +398,7 @@ def test_a_real_run_is_read_and_halted_from_the_page(browser: Any, started: Any,
 @pytest.mark.slow
 def test_the_incident_of_a_real_run_is_walked_backwards_on_the_page(browser: Any, started: Any, tmp_path: Path) -> None:
     config = tmp_path / "sentinel.yaml"
-    body = {"http": {"port": 0}, "state_dir": str(tmp_path / "state"), "halting": {"dry_run": True}}
+    body = {"http": {"port": 0, "read_token": READ}, "state_dir": str(tmp_path / "state"), "halting": {"dry_run": True}}
     config.write_text(json.dumps(body))
     started.python(
         "-m", "grpo_sentinel.cli", "launch", "--config", config, "--run-id", "bad", "--", sys.executable,
@@ -407,7 +407,7 @@ def test_the_incident_of_a_real_run_is_walked_backwards_on_the_page(browser: Any
     )  # fmt: skip
     note = until(lambda: next(iter(tmp_path.rglob("daemon.json")), None), "the daemon says where it is")
     tab = Tab(browser, until(lambda: whole_note(note), "the note is whole")["url"])
-    page = tab.open()
+    page = tab.open(READ)
     page.wait_for_selector("#incidents-list details", timeout=60_000)
     page.click("#incidents-list summary")
     page.wait_for_selector("#incidents .uplot")

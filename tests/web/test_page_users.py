@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_support import EVIL, Shown, Tab, chromium, needs_chromium, overflow, until, whole_note
+from page_support import EVIL, READ, Shown, Tab, chromium, needs_chromium, overflow, until, whole_note
 from sentinel_batches import RUN, WALL_NS, finding
 
 from grpo_sentinel.records import Action, HaltState, Liveness
@@ -190,7 +190,11 @@ def test_on_320_pixels_nothing_is_cut_and_every_word_stands_out_from_its_ground(
 @pytest.mark.slow
 def test_a_real_run_that_a_rule_halts_says_so_on_the_page(browser: Any, started: Any, tmp_path: Path) -> None:
     config = tmp_path / "sentinel.yaml"
-    body = {"http": {"port": 0}, "state_dir": str(tmp_path / "state"), "launch": {"linger_seconds": 60}}
+    body = {
+        "http": {"port": 0, "read_token": READ},
+        "state_dir": str(tmp_path / "state"),
+        "launch": {"linger_seconds": 60},
+    }
     config.write_text(json.dumps(body))
     started.python(
         "-m", "grpo_sentinel.cli", "launch", "--config", config, "--run-id", "gone", "--", sys.executable,
@@ -199,7 +203,7 @@ def test_a_real_run_that_a_rule_halts_says_so_on_the_page(browser: Any, started:
     )  # fmt: skip
     note = until(lambda: next(iter(tmp_path.rglob("daemon.json")), None), "the daemon says where it is")
     tab = Tab(browser, until(lambda: whole_note(note), "the note is whole")["url"])
-    tab.page.goto(tab.url)
+    tab.open(READ)
     until(lambda: text(tab.page, "verdict-end"), "the end is told")
     said = text(tab.page, "verdict-end")
     assert "halted" in said
