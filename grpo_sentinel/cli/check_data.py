@@ -87,7 +87,7 @@ def _bar(files: tuple[str, ...], shown: bool) -> Iterator[Progress | None]:
         done: dict[str, int] = {}
 
         def advance(source: str, position: int, rows: int) -> None:
-            done[source] = position or sizes[source]
+            done[source] = position
             bar.update(task, completed=sum(done.values()), rows=rows)
 
         yield advance

@@ -31,7 +31,8 @@ def check_config(path: Path, *, world_size: int | None = None) -> CheckReport:
         flat, section = settings_in(flatten(body))
         settings = recognise_trainer(flat, str(path), complete=complete)
         if world_size is not None:
-            settings.values |= {"world_size": world_size, "gpus": world_size}
+            settings.values |= {"world_size": world_size}
+            settings.values.pop("gpus", None)  # of the file
         faults, notes = check_trainer(settings)
         slipped = slips(settings, flat)
         named = {fault.where for fault in slipped}

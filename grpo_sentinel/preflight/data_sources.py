@@ -37,17 +37,24 @@ def expand(arguments: Sequence[str]) -> tuple[str, ...]:
     out: list[str] = []
     for argument in arguments:
         path = Path(argument).expanduser()
-        if argument == STDIN or path.is_file() or path.is_fifo():
-            out.append(argument if argument == STDIN else str(path))
-            continue
-        found = sorted(_inside(path)) if path.is_dir() else sorted(glob.glob(str(path), recursive=True))
-        files = [name for name in found if Path(name).is_file()]
+        try:
+            if argument == STDIN or path.is_file() or path.is_fifo():
+                out.append(argument if argument == STDIN else str(path))
+                continue
+            found = sorted(_inside(path)) if path.is_dir() else sorted(glob.glob(str(path), recursive=True))
+            files = [name for name in found if Path(name).is_file()]
+        except OSError as error:  # a directory on the way that this user may not enter, a name that is too long
+            raise _cannot_read(argument, error) from error
         if not files:
             raise SentinelError(f"{argument} names no data; give a JSONL, CSV or Parquet file, a folder, a glob or -")
         out += files
     if out.count(STDIN) > 1:
         raise SentinelError("standard input can be read once; give `-` a single time")
     return tuple(dict.fromkeys(out))
+
+
+def _cannot_read(name: str, error: OSError) -> SentinelError:
+    return SentinelError(f"cannot read {name}: {error.strerror}; give a readable file")
 
 
 def _inside(folder: Path) -> Iterator[str]:
@@ -84,14 +91,15 @@ def read_blocks(source: str, advance: Advance | None = None) -> Iterator[Block]:
     """Read one file or stdin; raises `SentinelError` when it cannot be opened or its format needs what is not there."""
     advance = advance or (lambda position: None)
     ending = _ending(source)
-    if ending in data_tables.ENDINGS:
-        yield from data_tables.table_blocks(source, ending, lambda: advance(0))
-        return
     try:
         raw = sys.stdin.buffer if source == STDIN else open(source, "rb")  # noqa: SIM115 - closed below
     except OSError as error:
-        raise SentinelError(f"cannot read {source}: {error.strerror}; give a readable file") from error
+        raise _cannot_read(source, error) from error
     try:
+        if ending in data_tables.ENDINGS:
+            size = Path(source).stat().st_size
+            yield from data_tables.table_blocks(source, ending, lambda share: advance(int(share * size)))
+            return
         with _decompressed(source, raw) as stream:
             position = raw.tell if source != STDIN and raw.seekable() else lambda: 0
             tick = lambda: advance(position())  # noqa: E731

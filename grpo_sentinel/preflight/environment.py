@@ -50,6 +50,9 @@ def _disk(
     options: EnvironmentOptions, faults: list[Fault], facts: dict[str, object], looked: list[str], not_seen: list[str]
 ) -> None:
     directory = options.checkpoint_dir
+    if directory is not None and (wrong := host.place_faults(directory)):
+        faults += wrong
+        return
     one = host.checkpoint_bytes(options.models.get("policy"), directory)
     if directory is None or one is None:
         not_seen.append("disk for checkpoints (--checkpoint-dir DIR, with --policy DIR or a checkpoint in it)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import time
@@ -81,9 +82,27 @@ def _size(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
+def place_faults(directory: Path) -> list[Fault]:
+    """Judge whether checkpoints can be written there at all."""
+    existing = _existing(directory)
+    if not existing.is_dir():
+        return [_fault(Level.BROKEN, "checkpoint-place", f"{existing} is a file, not a directory for checkpoints",
+                       "give a directory")]  # fmt: skip
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return [_fault(Level.BROKEN, "checkpoint-place", f"{existing} is not writable for this user, so no checkpoint "
+                       "can be saved", "change its owner or mode, or save elsewhere")]  # fmt: skip
+    return []
+
+
+def _existing(directory: Path) -> Path:
+    """The directory itself, or the nearest above it that is there and can be seen."""
+    whole = directory.absolute()
+    return next(path for path in (whole, *whole.parents) if os.path.exists(path))
+
+
 def disk_faults(directory: Path, one: int, checkpoints: int, free: int | None = None) -> list[Fault]:
     """Judge room for so many checkpoints and one more, since the oldest goes after the newest is written."""
-    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    existing = _existing(directory)
     free = shutil.disk_usage(existing).free if free is None else free
     needed = one * (checkpoints + 1)
     if free >= needed:
@@ -138,4 +157,4 @@ def read_json(path: Path) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-__all__ = ["checkpoint_bytes", "clock_faults", "disk_faults", "limit_faults", "read_json", "ulimits"]
+__all__ = ["checkpoint_bytes", "clock_faults", "disk_faults", "limit_faults", "place_faults", "read_json", "ulimits"]

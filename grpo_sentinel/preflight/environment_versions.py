@@ -30,6 +30,7 @@ TRAINERS = (
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
 )
+_OWN_EXTRAS = ("trl", "verl", "openrlhf")  # an extra named as a package tells with what versions of it they were tried
 # oldest driver of each CUDA major version (CUDA compatibility guide, minor-version compatibility)
 _DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 _CUDA_LINE = re.compile(r"^cuda(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
@@ -53,6 +54,13 @@ def installed(version: Callable[[str], str] = metadata.version) -> dict[str, str
     return out
 
 
+def _tried_with(name: str, version: str, wanted: str, have: str) -> Fault:
+    return _fault(
+        "not-tried-together", f"{name} {version} was made for {wanted}, not {have}",
+        f"pip install '{wanted}', or another {name}", Level.DOUBTFUL,
+    )  # fmt: skip
+
+
 def version_faults(
     versions: Mapping[str, str], requires: Callable[[str], list[str] | None] = metadata.requires
 ) -> tuple[list[Fault], list[str]]:
@@ -71,8 +79,9 @@ def version_faults(
                 continue
             other = wanted.name.lower().replace("_", "-")
             have = versions.get(other)
-            applies = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
-            if have is not None and applies and not wanted.specifier.contains(have.partition("+")[0], prereleases=True):
+            if have is None or wanted.specifier.contains(have.partition("+")[0], prereleases=True):
+                continue
+            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
                 faults.append(
                     _fault(
                         "requirement",
@@ -80,6 +89,8 @@ def version_faults(
                         f"pip install '{other}{wanted.specifier}', or another {name}",
                     )
                 )
+            elif name in _OWN_EXTRAS and other != name and wanted.marker.evaluate({"extra": other}):
+                faults.append(_tried_with(name, versions[name], f"{other}{wanted.specifier}", have))
     for (one, ones, other, others), why in KNOWN.items():
         if one in versions and other in versions:
             both = ((versions[one], ones), (versions[other], others))

@@ -612,9 +612,45 @@ def test_a_named_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
         writer.join(timeout=30)
 
 
+@pytest.mark.torch  # Parquet
+@pytest.mark.parametrize("name", ["closed/a.jsonl", "a.jsonl", "a.parquet", "x" * 300])
+def test_a_file_that_this_user_may_not_read_is_one_sentence(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "closed").mkdir(mode=0o700)
+    for one in ("closed/a.jsonl", "a.jsonl", "a.parquet"):
+        (tmp_path / one).write_bytes(b"{}")
+        (tmp_path / one).chmod(0o600 if not os.getuid() else 0o000)
+    code = (
+        "import os, sys; import pyarrow.parquet; from grpo_sentinel.preflight.data import check_data;"
+        "os.getuid() or os.setuid(65534)\n"
+        "try: check_data([sys.argv[1]])\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, name], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("SentinelError cannot read"), done.stdout + done.stderr
+
+
 def test_html_and_signs_of_a_programme_are_no_special_tokens_of_a_model(tmp_path: Path) -> None:
     rows = [{"prompt": f"what does <s>old</s> x<y, a[{n}] <mask> <b>mean</b>?"} for n in range(20)]
     assert check_data([write(tmp_path / "a.jsonl", rows)]).faults == ()
+
+
+@pytest.mark.torch
+def test_progress_through_a_table_grows_with_its_rows_to_the_size_of_the_file(
+    tmp_path: Path, small_blocks: list[int]
+) -> None:
+    for path in map(Path, every_table(tmp_path)):
+        file = path if path.is_file() else next(path.glob("*.arrow"))
+        positions: list[int] = []
+
+        def progress(_: str, position: int, rows: int, told: list[int] = positions) -> None:
+            told.append(position)
+
+        check_data([str(file)], DataOptions(), progress)
+        if file.name not in ("cut.parquet", "a.jsonl.zst"):
+            assert positions == sorted(positions)
+            assert 0 < positions[0] < positions[-1] / 2, file.name
+            assert positions[-1] >= file.stat().st_size * 0.8
 
 
 def drawn(count: int, pool: int) -> list[dict[str, Any]]:

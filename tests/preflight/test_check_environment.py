@@ -74,7 +74,10 @@ def test_a_reward_model_without_the_template_of_the_policy_is_doubtful(tmp_path:
 
 
 def requirements(name: str) -> list[str]:
-    return {"trl": ["transformers>=4.53", "torch>=2.4; extra == 'x'"], "vllm": ["torch==2.6.0"]}.get(name, [])
+    return {
+        "trl": ["transformers>=4.53", "torch>=2.4; extra == 'x'", "vllm>=0.22.0,<=0.31.0; extra == 'vllm'"],
+        "vllm": ["torch==2.6.0"], "accelerate": ["peft>=9; extra == 'peft'"],
+    }.get(name, [])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,9 @@ def requirements(name: str) -> list[str]:
         ({"vllm": "0.8", "torch": "2.6.0+cu124"}, set()),
         ({"vllm": "0.8", "torch": "2.7.0"}, {"requirement"}),
         ({"numpy": "2.1", "torch": "2.2.1"}, {"known-conflict"}),
+        ({"trl": "1.0", "vllm": "0.19.0"}, {"not-tried-together"}),
+        ({"trl": "1.0", "vllm": "0.25.0"}, set()),
+        ({"accelerate": "1.0", "peft": "0.2"}, set()),
         ({"nvidia-nccl-cu12": "2.20", "nvidia-nccl-cu13": "2.27"}, {"two-nccl"}),
     ],
 )
@@ -122,6 +128,9 @@ def test_limits_disk_and_clock_are_judged(tmp_path: Path) -> None:
     ]
     assert host.disk_faults(tmp_path / "new", 10**9, 3, free=4 * 10**9) == []
     assert [one.code for one in host.disk_faults(tmp_path / "new", 10**9, 3, free=4 * 10**9 - 1)] == ["disk"]
+    assert host.place_faults(tmp_path / "new" / "deeper") == []
+    (tmp_path / "file").write_text("")
+    assert [one.code for one in host.place_faults(tmp_path / "file" / "out")] == ["checkpoint-place"]
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "w").write_bytes(b"x" * 100)
     assert host.checkpoint_bytes(None, tmp_path) == 100
@@ -129,6 +138,19 @@ def test_limits_disk_and_clock_are_judged(tmp_path: Path) -> None:
     os.utime(tmp_path / "checkpoint-1", (4e9, 4e9))
     assert [one.code for one in host.clock_faults(tmp_path)] == ["clock"]
     assert [one.code for one in host.clock_faults(None, now=1000.0)] == ["clock"]
+
+
+def test_a_directory_that_this_user_cannot_write_to_is_told(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir(mode=0o555)
+    code = (
+        "import os, sys; from pathlib import Path; from grpo_sentinel.preflight import environment_host as host;"
+        "os.getuid() or os.setuid(65534);"
+        "print(*[one.message for one in host.place_faults(Path(sys.argv[1]))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, timeout=60
+    )
+    assert "is not writable for this user" in done.stdout, done.stderr
 
 
 def test_the_command_adds_what_doctor_knows_and_loads_no_torch(capsys: Any) -> None:
