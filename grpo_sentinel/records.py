@@ -75,6 +75,10 @@ class HaltState(enum.IntEnum):
     REFUSED = 7  # a rank has no core, or halting is off: detail says which
 
 
+LEFT = "left to rank 0"
+"""Detail of a rank that holds what rank 0 holds, and did not save the checkpoint that was asked for."""
+
+
 class Liveness(enum.Enum):
     """Is the writer of a segment still there?"""
 

@@ -21,7 +21,7 @@ from grpo_sentinel.agent.capture.capture import Capture
 from grpo_sentinel.agent.collectives import Collectives
 from grpo_sentinel.agent.compilation import CompileWatch
 from grpo_sentinel.agent.core import Core, Outcome
-from grpo_sentinel.agent.guard import Guard
+from grpo_sentinel.agent.guard import Guard, say
 from grpo_sentinel.agent.halt import HaltDesk
 from grpo_sentinel.agent.last_words import LastWords
 from grpo_sentinel.agent.null import NOTHING, Verdict
@@ -38,6 +38,7 @@ from grpo_sentinel.agent.step_vote import StepVote
 from grpo_sentinel.agent.writing import NoWriter, Writer
 from grpo_sentinel.records import Kind, Mode, Phase
 
+_LAST_STEPS = 10  # a halted loop may make a few more: one for each outer loop that it leaves
 _BETWEEN_STEPS = (Phase.IDLE, Phase.CHECKPOINT, Phase.EVALUATION, Phase.FINISHED)
 
 
@@ -107,6 +108,7 @@ class Agent(Observations):
         named_parameters = arguments.pairs(guard, "watch(named_parameters", named_parameters)
         replicated = arguments.kind_of(guard, "watch(replicated", replicated, bool, "give True, False or nothing")
         guard.run("watch", self.observer.watch, model, optimizers, named_parameters, replicated)
+        self.desk.replica = self.observer.model.replicated and self.core.rank > 0
         for one in optimizers:
             self.guard.run("optimizer hooks", self._optimizers.attach, one)
         if self.capture is not None:
@@ -244,6 +246,8 @@ class Agent(Observations):
         ended = {"applied": self.updates.applied, "names_overflow": self.writer.names_overflow}
         self.guard.essential("step record", self._recorder.end, self.step, outcome, **ended)
         verdict = self.guard.essential("halt", self.desk.verdict, skipped=outcome.skip) or NOTHING
+        if self.desk.went_on == 1 and self.core.rank == 0:
+            say(f"the loop went on after the halt at step {self.step - 1}: leave it where `verdict.halt` is true")
         self._vote.next_step()  # first of all: a step that is not forgotten would go without its vote
         if self.capture is not None:
             self.guard.essential("capture", self.capture.next_step)
@@ -299,10 +303,14 @@ class Agent(Observations):
 
     @fails_open()
     def checkpoint_saved(self, path: Any) -> None:
-        """Acknowledge a checkpoint: `path` is on disk, finished on this rank."""
+        """Acknowledge a checkpoint: `path` is on disk, finished on this rank.
+
+        It holds the step that has ended last, or the present one where that has been voted on: its update is in it.
+        """
         path = arguments.place_on_disk(self.guard, "checkpoint_saved(path", path)
         if path:
-            self.event("checkpoint", {"path": path, "step": self.step - 1}, step=max(self.step - 1, 0))
+            held = self.step if self._vote.outcome is not None else max(self.step - 1, 0)
+            self.event("checkpoint", {"path": path, "step": held}, step=held)
         self.guard.essential("halt", self.desk.saved, path)
         if self.phases.now is Phase.CHECKPOINT:
             self.guard.run("phase", self.phases.switch, Phase.IDLE)
@@ -335,7 +343,10 @@ class Agent(Observations):
         self.guard.run("optimizer hooks", self._optimizers.detach)
         self.guard.essential("watch", self.observer.close)
         self.guard.run("phase", self.phases.switch, Phase.FINISHED)
-        self.guard.run("ring", self.writer.close, "halted" if self.desk.halted and detail == "finished" else detail)
+        if self.desk.halted and detail == "finished":
+            went_on = self.desk.went_on
+            detail = f"went on for {went_on} steps after the halt" if went_on > _LAST_STEPS else "halted"
+        self.guard.run("ring", self.writer.close, detail)
 
     def __enter__(self) -> Agent:
         return self

@@ -3,6 +3,10 @@
     control file -> pending() -> [vote] -> agreed() -> verdict() -> saved() / failed()
     acknowledged:                          VOTED       CHECKPOINTING  DONE / FAILED          at close: FINISHED, FAILED
 
+What the loop saves of itself before it has its verdict is not what was asked for: the verdict is the same on all ranks,
+and a halt stands until the loop is left. Where every rank holds the same weights, one rank's save is enough: the others
+say FINISHED, "left to rank 0".
+
     capture, memory snapshot, anomaly trace:  agreed() -> `evidence` -> evidence_taken() / evidence_failed()
 
 On a node whose own sidecar asked nothing, the agreed request of another node is acknowledged under that node's id.
@@ -12,12 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from grpo_sentinel.agent.null import NOTHING, Verdict
 from grpo_sentinel.protocol.identity import process_began_ns
-from grpo_sentinel.records import Ack, Action, ControlWord, HaltState
+from grpo_sentinel.records import LEFT, Ack, Action, ControlWord, HaltState
 
 EVIDENCE = frozenset({Action.CAPTURE, Action.MEMORY_SNAPSHOT, Action.ANOMALY_TRACE})
 """What is taken at a step boundary without stopping; stacks are the sidecar's to take, also from a rank that hangs."""
@@ -48,12 +52,16 @@ class HaltDesk:
     def __init__(self, control: Control | None, acknowledge: Callable[[Ack], None], *, where: str = "") -> None:
         self.word = ControlWord(request_id=0)
         self.halted = False
+        self.replica = False  # this rank's weights are rank 0's too, whose save will do
         self.evidence: Request | None = None  # asked for and not taken yet
         self._control = control
         self._acknowledge = acknowledge
         self._where = where
         self._born_ns = process_began_ns()
         self._current: Request | None = None
+        self._told = False  # the loop knows that `_current` wants a checkpoint
+        self._stop = NOTHING  # the halt that the loop was told of
+        self._steps_after = 0  # that it made all the same
         self._refused = 0
 
     @property
@@ -96,6 +104,7 @@ class HaltDesk:
         self.evidence = None  # what stops the run goes first
         strongest = max(Action(action), self._current.action) if self._current is not None else Action(action)
         request = self._current = Request(request_id=mine or request_id, action=strongest, step=step, reason=reason)
+        self._told = False
         self._say(request.request_id, HaltState.VOTED, step, request.reason)
         return request.action
 
@@ -115,26 +124,36 @@ class HaltDesk:
     def verdict(self, *, skipped: bool) -> Verdict:
         """Turn the request being carried out into what the loop should do now."""
         request = self._current
-        if request is None:
-            return Verdict(skipped=True) if skipped else NOTHING
+        if request is not None and self._told and self.replica:
+            self._finish(HaltState.FINISHED, LEFT)
+            request = None
+        if self.halted:
+            self._steps_after += 1
+        if request is None or self._told:
+            return replace(self._stop, skipped=skipped) if self.halted or skipped else NOTHING
         halt = request.action in (Action.CHECKPOINT_AND_HALT, Action.HALT_NOW)
         checkpoint = request.action in (Action.CHECKPOINT, Action.CHECKPOINT_AND_HALT)
-        self.halted = self.halted or halt
         if checkpoint:
+            self._told = True
             self._say(request.request_id, HaltState.CHECKPOINTING, request.step)
         else:
             self._finish(HaltState.DONE, "")
-        return Verdict(
-            halt=halt,
-            checkpoint=checkpoint,
-            skipped=skipped,
-            request_id=request.request_id,
-            reason=request.reason,
+        told = Verdict(
+            halt=halt, checkpoint=checkpoint, skipped=skipped, request_id=request.request_id, reason=request.reason
         )
+        if halt:
+            self.halted, self._stop = True, replace(told, checkpoint=False)
+        return told
+
+    @property
+    def went_on(self) -> int:
+        """Steps that the loop has made since it was told to halt."""
+        return self._steps_after
 
     def saved(self, path: str) -> None:
-        """Acknowledge the checkpoint that the request asked for; without one under way nothing happens."""
-        self._finish(HaltState.DONE, path)
+        """Acknowledge the checkpoint that the request asked for; one that the loop was not told to save is its own."""
+        if self._told:
+            self._finish(HaltState.DONE, path)
 
     def failed(self, why: str) -> None:
         """Acknowledge that the request could not be carried out."""
@@ -156,7 +175,9 @@ class HaltDesk:
     def run_ended(self, step: int) -> None:
         """Settle what is still open when training ends."""
         self.evidence_failed("training ended before the evidence was taken")
-        if self._current is not None:
+        if self._current is not None and self._told and self.replica:
+            self._finish(HaltState.FINISHED, LEFT)
+        elif self._current is not None:
             self.failed(
                 "training ended and the checkpoint that was asked for was not reported as saved; "
                 "where the trainer saved it, call agent.checkpoint_saved(path) after the save"
@@ -165,7 +186,7 @@ class HaltDesk:
             self._say(self.word.request_id, HaltState.FINISHED, step, "the run ended first")
 
     def _finish(self, state: HaltState, detail: str) -> None:
-        request, self._current = self._current, None
+        request, self._current, self._told = self._current, None, False
         if request is not None:
             self._say(request.request_id, state, request.step, detail)
 

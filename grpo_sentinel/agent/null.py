@@ -12,7 +12,8 @@ from typing import Any
 class Verdict:
     """What the loop should do after a step; equal on all ranks when the step vote works.
 
-    `halt`: leave the loop. `checkpoint`: save first, on all ranks, then call `checkpoint_saved(path)`.
+    `halt`: leave the loop; true from then on. `checkpoint`: save first, then call `checkpoint_saved(path)`; told once,
+    at the same step on all ranks. Where all hold the same weights (DDP), rank 0's call is enough.
     `skipped`: the gate stopped this step's update.
     """
 

@@ -65,6 +65,8 @@ def was_halted(root: Path, run_id: str, started_ns: int) -> bool:
             continue
         if closed is not None and closed.startswith("halted"):
             return True
+        if closed is not None and closed.startswith("went on"):
+            continue
         if ack is not None and ack.state is HaltState.DONE and ack.request_id in halting:
             return True
     return False

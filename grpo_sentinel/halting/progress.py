@@ -4,7 +4,8 @@
     any FAILED -> FAILED                all left before the vote -> FINISHED
     any DONE or CHECKPOINTING -> CHECKPOINTING       any VOTED -> VOTED        else REQUESTED
 
-DONE is claimed only when every rank says so for the same step: a checkpoint that half of the ranks wrote is none.
+DONE is claimed only when every rank says so for the same step: a checkpoint that half of the ranks wrote is none. Where
+all ranks hold the same weights, rank 0's is enough.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from grpo_sentinel.records import Ack, HaltState, Liveness
+from grpo_sentinel.records import LEFT, Ack, HaltState, Liveness
 from grpo_sentinel.views import RankStatus
 
 TERMINAL = frozenset({HaltState.DONE, HaltState.FAILED, HaltState.FINISHED, HaltState.REFUSED})
@@ -58,9 +59,10 @@ def _judge(acks: Mapping[int, Ack], ranks: Mapping[int, RankStatus]) -> tuple[Ha
         for rank, ack in acks.items():
             if ack.state is bad:
                 return bad, f"rank {rank}: {ack.detail}" if ack.detail else f"rank {rank} gave no reason"
-    acted = bool(ranks) and all(rank in acks and _has_acted(acks[rank], ranks[rank]) for rank in ranks)
-    if acted and any(ack.state is HaltState.DONE for ack in acks.values()):
-        return _all_done(acks)
+    if ranks and all(rank in acks and _has_acted(acks[rank], ranks[rank]) for rank in ranks):
+        if any(ack.state is HaltState.DONE for ack in acks.values()):
+            return _all_done(acks)
+        return HaltState.FINISHED, next(ack.detail for ack in acks.values())
     lost = _lost(acks, ranks)
     if lost:
         return HaltState.FAILED, lost
@@ -74,7 +76,12 @@ def _judge(acks: Mapping[int, Ack], ranks: Mapping[int, RankStatus]) -> tuple[Ha
 
 
 def _has_acted(ack: Ack, status: RankStatus) -> bool:
-    """A rank that followed the vote before it saw the request itself says FINISHED, but closes as halted."""
+    """A rank that followed the vote before it saw the request itself says FINISHED, but closes as halted.
+
+    So does one that leaves the checkpoint to rank 0, which holds the same weights, whether it halts or not.
+    """
+    if ack.state is HaltState.FINISHED and ack.detail == LEFT:
+        return True
     halted = status.closed_detail is not None and status.closed_detail.startswith("halted")
     return ack.state is HaltState.DONE or (ack.state is HaltState.FINISHED and halted)
 

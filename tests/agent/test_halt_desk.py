@@ -51,6 +51,47 @@ def test_a_halt_is_voted_saved_and_done(desk):
     assert desk.pending() is None, "a request is carried out once"
 
 
+def test_a_save_that_the_loop_was_not_told_to_make_does_not_stand_for_the_one_asked_for(desk):
+    desk.paper.word = ask(4)
+    desk.pending()
+    desk.agreed(7, 4, step=9)
+    desk.saved("/here/checkpoint-9")  # the loop's own, between its optimizer's step and its verdict
+    verdict = desk.verdict(skipped=False)
+    assert (verdict.halt, verdict.checkpoint) == (True, True), "the same on every rank, whoever saves of itself"
+    desk.saved("/here/asked-9")
+    assert desk.acks[-1].detail == "/here/asked-9"
+
+
+def test_a_halt_stands_until_the_loop_is_left_and_a_checkpoint_is_asked_for_once(desk):
+    desk.paper.word = ask(4)
+    desk.pending()
+    desk.agreed(7, 4, step=9)
+    desk.verdict(skipped=False)
+    for saved in (False, True):
+        again = desk.verdict(skipped=True)
+        assert (again.halt, again.checkpoint, again.skipped, again.request_id) == (True, False, True, 4)
+        if not saved:
+            desk.saved("/here/checkpoint-9")
+    assert desk.went_on == 2
+
+
+def test_a_replica_that_does_not_save_leaves_it_to_rank_0(desk):
+    desk.replica = True
+    desk.paper.word = ask(4, Action.CHECKPOINT)
+    desk.pending()
+    desk.agreed(6, 4, step=9)
+    assert desk.verdict(skipped=False).checkpoint
+    assert not desk.verdict(skipped=False).checkpoint
+    assert desk.states()[-1] == (4, HaltState.FINISHED, "left to rank 0")
+    assert not desk.acting
+    desk.paper.word = ask(5)
+    desk.pending()
+    desk.agreed(7, 5, step=12)
+    desk.verdict(skipped=False)
+    desk.run_ended(12)
+    assert desk.states()[-1] == (5, HaltState.FINISHED, "left to rank 0")
+
+
 def test_another_nodes_request_is_acknowledged_under_its_own_id(desk):
     desk.pending()
     desk.agreed(8, 31, step=2)

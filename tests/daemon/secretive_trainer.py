@@ -31,7 +31,7 @@ settings = {
 writer.event("config", settings, step=0)
 print(f"logging in with {key} and HF_TOKEN=planted-in-the-log, --hub-token {token}", flush=True)
 control = ControlReader(directory)
-for step in range(1, 3000):
+for step in range(1, 30_000):  # until it is asked to halt
     bad = float(step >= 20)
     writer.phase(Phase.FORWARD, step)
     writer.push({"policy.loss": 0.1, "gradient.norm_preclip": 1.0, "gradient.nonfinite_tensors": bad,
