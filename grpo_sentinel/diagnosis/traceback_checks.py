@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from grpo_sentinel.diagnosis.frames import layer_of, of_a_compiler, of_a_tracker, reward_function
+from grpo_sentinel.diagnosis.frames import layer_of, of_a_compiler, of_a_tracker
+from grpo_sentinel.diagnosis.reward_frames import reward_function
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView, rank_of
 from grpo_sentinel.history.logs.lines import Line
@@ -40,10 +41,8 @@ def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
         found = _candidate(view, traceback)
         if found is None or (marker in SHAPES and found.layer not in ("reward", "optimizer")):
             continue
-        if (
-            traceback.ignored
-            or (found.layer != "reward"
-            and (_place_of(traceback.last) in told or _follows(view, traceback, found)))
+        if traceback.ignored or (
+            found.layer != "reward" and (_place_of(traceback.last) in told or _follows(view, traceback, found))
         ):
             continue
         out.append(found)
