@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import deque
+from dataclasses import dataclass, field
 
+from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.markers import Hit
 
 _TRACKERS = ("wandb: ", "swanlab: ", "mlflow ")  # one that takes the run down raises
@@ -20,6 +23,53 @@ _ASIDE = re.compile(
     r"\bException ignored in\b|\bexception was never retrieved"
     r"|^Exception in thread (?:QueueFeeder|NetStat|ChkStop|IntMsg)"
 )
+
+
+_ENDING = re.compile(
+    r"\b(?:[Kk]illed|[Tt]erminated|TERM\w*|[Cc]ancell?ed|CANCELL?ED|[Aa]bort(?:ed|ing)|died|dead|[Cc]rashed|[Ii]nterrupted"
+    r"|core dumped|SIG[A-Z]{3,6}|[Ff]atal|FATAL|[Ee]xit(?:ed|ing)? (?:with|on|status|code)[a-z ]*:? ?(?!0\b)-?\w+"
+    r"|user request|SystemExit|BrokenProcessPool)\b|^terminate called|^Traceback \(most recent call last\):$"
+)
+_OF_MACHINES = re.compile(
+    r"process|worker|\bjob\b|task|\bstep|node|rank|\bpid\b|signal|exit|engine|train|program|srun|slurm|\bray|torch|python|error"
+    r"|fatal|command|session|\.sh\b",
+    re.IGNORECASE,
+)
+_DIGITS = re.compile(r"\d+")
+_KEPT, _KNOWN = 20, 200  # lines behind the last row; words that were outlived
+
+
+@dataclass(slots=True)
+class Tails:
+    """The lines behind the last row of each source: do they tell of an end before time?"""
+
+    _lines: dict[str, deque[Line]] = field(default_factory=dict)
+    _outlived: set[str] = field(default_factory=set)
+
+    def note(self, line: Line) -> None:
+        """Take a line that is no row."""
+        self._lines.setdefault(line.source, deque(maxlen=_KEPT)).append(line)
+
+    def forget(self, source: str) -> None:
+        """A row follows: what stood before it ended nothing, and will not the next time either."""
+        for line in self._lines.pop(source, ()):
+            if len(self._outlived) < _KNOWN and _tells(line):
+                self._outlived.add(_DIGITS.sub("", line.text))
+
+    def drop(self, source: str, first: int) -> None:
+        """Forget the lines from a number on."""
+        kept = (line for line in self._lines.pop(source, ()) if line.number < first)
+        self._lines[source] = deque(kept, maxlen=_KEPT)
+
+    def ending(self, source: str) -> Line | None:
+        """Give the first line that tells of an end, None when there is none."""
+        ends = (line for line in self._lines.get(source, ()) if _tells(line))
+        return next((line for line in ends if _DIGITS.sub("", line.text) not in self._outlived), None)
+
+
+def _tells(line: Line) -> bool:
+    found = _ENDING.search(line.text) if len(line.text) < 400 else None
+    return found is not None and (found[0][:1] in "tTS" or _OF_MACHINES.search(line.text) is not None)
 
 
 def of_a_tracker(text: str) -> bool:

@@ -197,6 +197,17 @@ def _nothing(view: LogView) -> Candidate:
             says=f"{view.lines} lines hold neither a metric row nor a fault line that is known",
             would_decide=("the trainer's own output from its start to its end, from every rank",),
         )
+    end = view.cut_short()
+    if end is not None:
+        return Candidate(
+            name="ended",
+            layer="undetermined",
+            role="witness",
+            confidence=0.3,
+            says=f"nothing wrong in {view.rows_seen} rows of metrics; the log ends with: {end.text.strip()[:120]}",
+            evidence=(Evidence(source=end.source, line=end.number, text=end.text.strip()[:300]),),
+            would_decide=("the lines of every rank before this one", "the scheduler's record of the job"),
+        )
     certainty = 0.35 if view.rows_seen < 3 else 0.6 if view.rows_seen < 5 else 0.85 if view.finished else 0.75
     return Candidate(
         name="healthy",

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from grpo_sentinel.diagnosis.passing import of_a_tracker, opens_aside, told_in_passing
+from grpo_sentinel.diagnosis.passing import Tails, of_a_tracker, opens_aside, told_in_passing
 from grpo_sentinel.history.logs.formats import Row, RowReader
 from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.markers import Hit, find_marker
@@ -42,6 +42,7 @@ class LogView:
     _rows_of: Counter[str] = field(default_factory=Counter)  # rows of a source since its last restart
     _restarts: Counter[str] = field(default_factory=Counter)
     _last_step: dict[str, int] = field(default_factory=dict)
+    _tails: Tails = field(default_factory=Tails)
     _asides: dict[str, int] = field(default_factory=dict)  # lines behind which a traceback ends no process
     ended_at: dict[str, int] = field(default_factory=dict)  # line of the closing summary, where no rows follow it
     _firsts: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # the same of the first hit
@@ -69,12 +70,15 @@ class LogView:
         hit = find_marker(line) if not of_a_tracker(line.text) else None
         ended = self._stacks.feed(line)
         if ended is not None and 0 < ended.first - self._asides.get(line.source, ended.first) <= 2:
+            self._tails.drop(line.source, self._asides[line.source])
             return
         if hit is not None and ended is None and told_in_passing(hit):
             return
         if ended is not None and len(self.tracebacks) < MAX_HITS:
             self.tracebacks.append((ended, hit.marker.name if hit is not None else None))
             self._moments[f"traceback {len(self.tracebacks) - 1}"] = self._moment(line.source)
+        if hit is None or hit.marker.role != "teardown":
+            self._tails.note(line)
         if hit is not None:
             moment = self._moments[hit.marker.name] = self._moment(line.source)
             self._firsts.setdefault(hit.marker.name, moment)
@@ -83,6 +87,13 @@ class LogView:
             kept = self.hits.setdefault(hit.marker.name, [])
             if len(kept) < MAX_HITS:
                 kept.append(hit)
+
+    def cut_short(self) -> Line | None:
+        """Give the line behind the last row that tells of an end before time; None where the run came to its end."""
+        total = self.total_steps or math.inf
+        done = {row.source for row in self.rows if row.step is not None and row.step >= total}
+        ends = (self._tails.ending(source) for source in self.last_lines if source not in (*self.ended_at, *done))
+        return next((line for line in ends if line is not None), None)
 
     def _moment(self, source: str) -> tuple[str, int, int]:
         return source, self._rows_of[source], self._restarts[source]
@@ -98,10 +109,9 @@ class LogView:
         last = self._moments.get(name, ("", 0, 0))
         if last[0] != source or last[2] != restarts or last[1] - rows < _OUTLIVED:
             return False
-        first_text, last_text = self.hits[name][0].line.text, self.last_hits[name].line.text
-        stacks = {(t.last.source, t.last.number) for t, _ in self.tracebacks}
-        at = self.last_hits[name].line
-        return _DIGITS.sub("", first_text) == _DIGITS.sub("", last_text) and (at.source, at.number) not in stacks
+        first, at = self.hits[name][0].line, self.last_hits[name].line
+        raised = any(t.last == at for t, _ in self.tracebacks)
+        return _DIGITS.sub("", first.text) == _DIGITS.sub("", at.text) and not raised
 
     def _note_rank(self, text: str) -> None:
         rank = text[5:11].partition("]")[0]
@@ -124,6 +134,7 @@ class LogView:
             return  # the same line twice, as two handlers of one logger write it
         self.rows_seen += 1
         self.ended_at.pop(row.source, None)
+        self._tails.forget(row.source)
         self._note_row(row)
         self.total_steps = row.total_steps or self.total_steps
         if _broken(row) or self.rows_seen % self._stride == 0:
