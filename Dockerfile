@@ -23,6 +23,6 @@ COPY --from=build /opt/grpo-sentinel /opt/grpo-sentinel
 USER 10001:10001
 EXPOSE 9477
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9477/healthz', timeout=4)"]
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9477/livez', timeout=4)"]
 ENTRYPOINT ["grpo-sentinel"]
 CMD ["run"]

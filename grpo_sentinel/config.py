@@ -346,10 +346,16 @@ class SinksConfig(Section):
 class HttpConfig(Section):
     """The sidecar's own HTTP server."""
 
-    enabled: bool = Field(True, description="serve page, API, /metrics and /healthz")
+    enabled: bool = Field(True, description="serve page, API, /metrics and the health endpoints")
     host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
     port: int = Field(9477, ge=0, le=65535, description="0 takes a free one; when taken, another is used and said")
-    read_token: str | None = Field(None, description="token that reading needs; /metrics and /healthz stay open")
+    fixed_port: bool = Field(False, description="`run` ends when the port is taken: for a probe that knows only one")
+    read_token: str | None = Field(
+        None, description="token that page and API need, not /metrics; default: read-token in the state directory"
+    )
+    read_token_file: str | None = Field(None, description="file that holds it; goes before the variable")
+    read_token_env: str | None = Field("GRPO_SENTINEL_READ_TOKEN", description="environment variable that holds it")
+    open_reading: bool = Field(False, description="without one of these three, who reaches the address may read all")
     act_token_file: str | None = Field(
         None, description="file with the token that acting needs, as Alertmanager does; else a new one each start"
     )

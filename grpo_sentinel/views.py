@@ -96,7 +96,8 @@ class Snapshot:
     halt: HaltStatus = HaltStatus()
     context: Mapping[str, object] = field(default_factory=dict)  # trainer configuration from the config event
     health: Mapping[str, float] = field(default_factory=dict)  # the sentinel about itself, flat names
-    notes: tuple[str, ...] = ()  # what is off or broken, one sentence each
+    notes: tuple[str, ...] = ()  # what is worth saying of the sentinel itself, one sentence each
+    problems: tuple[str, ...] = ()  # those notes that tell of a part that is off or broken
 
 
 _LAYER_OF_PROBE = {

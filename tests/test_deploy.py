@@ -23,7 +23,7 @@ def test_the_image_is_not_root_has_a_health_check_and_ends_with_the_sidecar():
     user = re.search(r"^USER (\d+):(\d+)$", final, re.MULTILINE)
     assert user
     assert int(user[1]) > 0
-    assert "/healthz" in re.search(r"^HEALTHCHECK(?:.*\\\n)*.*$", final, re.MULTILINE)[0]
+    assert "/livez" in re.search(r"^HEALTHCHECK(?:.*\\\n)*.*$", final, re.MULTILINE)[0]
     assert final.rstrip().endswith('ENTRYPOINT ["grpo-sentinel"]\nCMD ["run"]')
 
 

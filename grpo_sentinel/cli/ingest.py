@@ -142,13 +142,20 @@ def _serve(config: Config, watch: LogWatch, sinks: Sinks) -> WebServer | None:
     import secrets
     from functools import partial
 
+    from grpo_sentinel.cli.run import show_link
     from grpo_sentinel.daemon.parts import serve
+    from grpo_sentinel.daemon.places import state_dir
+    from grpo_sentinel.daemon.reading import page_link, read_token
     from grpo_sentinel.history import HistoryReader
     from grpo_sentinel.web.state import WebState
 
     def refuse(run_id: str, action: Action, reason: str) -> int:
         raise SentinelError(f"run {run_id} is read from a log: there is no agent that could be asked")
 
+    def said(_: str, text: str) -> None:
+        click.echo(f"grpo-sentinel: {text}", err=True)
+
+    token = read_token(config, state_dir(config), said)
     state = WebState(
         snapshots=lambda: {watch.run_id: watch.snapshot},
         problems=sinks.problems,
@@ -156,11 +163,12 @@ def _serve(config: Config, watch: LogWatch, sinks: Sinks) -> WebServer | None:
         act_token=secrets.token_urlsafe(24),
         metrics=sinks.metrics.render if sinks.metrics is not None else None,
         history=partial(HistoryReader, sinks.history_path) if config.sinks.history.enabled else None,
-        read_token=config.http.read_token,
+        read_token=token,
     )
-    server = serve(config, state, lambda key, text: click.echo(f"grpo-sentinel: {text}", err=True) if text else None)
+    server = serve(config, state, said)
     if server is not None:
         click.echo(f"grpo-sentinel: page and /metrics at {server.url}", err=True)
+        show_link(page_link(server.url, token))
     return server
 
 

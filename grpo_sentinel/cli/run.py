@@ -68,12 +68,14 @@ def run(
         logging.getLogger(noisy).setLevel(logging.ERROR)
     if launcher_pid is not None:  # the terminal is the training's: no line about a machine that has no GPU
         logging.getLogger("grpo_sentinel.collectors").setLevel(logging.WARNING)
+        config = config.model_copy(update={"http": config.http.model_copy(update={"fixed_port": False})})
     daemon = Daemon(
         config,
         run_dir=Path(run_dir) if run_dir is not None else None,
         run_id=run_id,
         launcher=_named(launcher_pid),
         supervisor=_named(supervisor_pid),
+        open_page=show_link,
     )
     if once:
         return _look_once(daemon, as_json, config, run_id)
@@ -81,6 +83,12 @@ def run(
     _end_on_signals(stop)
     daemon.run(stop)
     return 0
+
+
+def show_link(link: str) -> None:
+    """Show the address that opens the page on a terminal only: it holds the token, and logs are read by others."""
+    if sys.stderr.isatty():
+        click.echo(f"grpo-sentinel: open {link}", err=True)
 
 
 def _named(pid: int | None) -> ProcessMark | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,10 +15,10 @@ import click
 from grpo_sentinel.cli.launches import Launch, waiting
 from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, run_choice, settings
 from grpo_sentinel.config import Config
-from grpo_sentinel.daemon.claim import is_claimed
+from grpo_sentinel.daemon.claim import is_claimed, read_note
 from grpo_sentinel.daemon.past import last_sign_ns
 from grpo_sentinel.daemon.places import ring_roots, run_directories, state_dir
-from grpo_sentinel.errors import HistoryError
+from grpo_sentinel.errors import DaemonUnavailable, HistoryError, SentinelError
 from grpo_sentinel.halting import progress
 from grpo_sentinel.halting.journal import load
 from grpo_sentinel.history import HistoryReader, history_path
@@ -65,6 +66,9 @@ def status(
             print_json({**vars_of(snapshot), "daemon": source == WITH_DAEMON, **extra})
         else:
             print_snapshot(snapshot, source + ended_ago(snapshot), plain_console(wide=wide))
+            page = page_of(config, snapshot.run_id) if sys.stdout.isatty() else ""
+            if page:
+                click.echo(f"page: {page}")
             for one in waiting_now(config):
                 if one.run_id != snapshot.run_id:
                     click.echo(f"also launched: {one.run_id}: {one.words()}")
@@ -125,8 +129,34 @@ def look(config: Config, run_id: str | None) -> tuple[Snapshot, str]:
     if stored is None or stored.run_id != directory.name:
         stored = _from_history(config, directory.name) or Snapshot(run_id=directory.name, node=socket.gethostname())
     ranks = read_ranks(directory)
-    snapshot = replace(stored, ranks=ranks, wall_ns=time.time_ns(), halt=_halt(directory, ranks, stored.halt))
+    notes = tuple(dict.fromkeys((*stored.notes, *_off(directory))))
+    halt = _halt(directory, ranks, stored.halt)
+    snapshot = replace(stored, ranks=ranks, wall_ns=time.time_ns(), halt=halt, notes=notes)
     return snapshot, WITH_DAEMON if is_claimed(directory) else WITHOUT_DAEMON
+
+
+def _off(directory: Path) -> list[str]:
+    """Ask the daemon of a run what of it is off or broken; [] where nobody can be asked."""
+    from grpo_sentinel.cli.client import call
+
+    note = read_note(directory)
+    if note is None or not note.url:
+        return []
+    try:
+        return [str(text) for text in call(note, "/healthz", timeout_s=1.0)["problems"]]
+    except DaemonUnavailable as error:
+        return [str(error)]
+    except SentinelError:
+        return ["the daemon's loop stands still"]
+
+
+def page_of(config: Config, run_id: str) -> str:
+    """Give the address that opens the page of a run; "" where it has none. It holds the token: for terminals only."""
+    try:
+        note = read_note(find_run(config, run_id))
+    except NoRun:
+        return ""
+    return "" if note is None else note.page
 
 
 def _waits(config: Config, run_id: str | None) -> Launch | None:

@@ -21,12 +21,13 @@ NOTE_NAME = "daemon.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonNote:
-    """Where the daemon of a run answers. `url` is "" when it serves no HTTP."""
+    """Where the daemon of a run answers. `url` is "" when it serves no HTTP, `page` opens it, read token and all."""
 
     pid: int
     url: str
     act_token: str
     started_wall_ns: int
+    page: str = ""
 
 
 class Claim:
@@ -75,6 +76,7 @@ def read_note(directory: Path) -> DaemonNote | None:
             url=str(body["url"]),
             act_token=str(body["act_token"]),
             started_wall_ns=int(body["started_wall_ns"]),
+            page=str(body.get("page", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

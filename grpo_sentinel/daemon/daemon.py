@@ -30,6 +30,7 @@ from grpo_sentinel.daemon.incident_views import IncidentViews
 from grpo_sentinel.daemon.past import past
 from grpo_sentinel.daemon.pins import Pins
 from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories, state_dir
+from grpo_sentinel.daemon.reading import page_link, read_token
 from grpo_sentinel.daemon.resume import begun, inherit, parent_of, resume
 from grpo_sentinel.daemon.tidy import tidy
 from grpo_sentinel.daemon.watch import RunWatch, unbounded
@@ -42,6 +43,7 @@ from grpo_sentinel.records import Action, Sample
 from grpo_sentinel.rules.engine import Engine
 from grpo_sentinel.rules.walk import as_json
 from grpo_sentinel.views import Cursor, RankStatus, SinkBatch, Snapshot
+from grpo_sentinel.web.server import WebServer
 from grpo_sentinel.web.state import WebState
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,8 @@ FORGET_NS = 600_000_000_000  # a run that ended while we watched stays on the pa
 TIDY_NS = 60_000_000_000  # between two looks for rings that nobody needs any more
 CLOSE_SECONDS = 5.0
 ORPHAN_SECONDS = 1.0  # after the launched command, its ranks and `launch` itself, beyond launch.linger_seconds
-STUCK_SECONDS = 10.0  # a loop that has not turned for so long is unhealthy
+STUCK_SECONDS = 10.0  # a loop that has not turned for so long is to be started again
+JUST_SAID = ("port", "another daemon")  # keys of what is said and is no problem
 
 Command = tuple[str, Action, str, str, "Future[int]"]
 
@@ -70,6 +73,7 @@ class Daemon:
         clock: Clock | None = None,
         launcher: ProcessMark | None = None,
         supervisor: ProcessMark | None = None,
+        open_page: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Build every part. Raises nothing for a part that is broken; `ConfigError` for built-in rules that are."""
         self._config = config
@@ -79,6 +83,7 @@ class Daemon:
         self._run_id = run_id
         self._command = launcher
         self._supervisor = supervisor
+        self._open_page = open_page  # told the address that opens the page, token and all
         self._launcher: LauncherHandle = NodeLauncher(launcher)
         self._node = socket.gethostname()
         self._state = state_dir(config)
@@ -97,7 +102,7 @@ class Daemon:
         self._tidy_ns = self._clock.monotonic_ns() + TIDY_NS
         self._idle_since_ns = self._turned_ns = self._clock.monotonic_ns()
         self.act_token = parts.act_token(config, self.say)
-        self.url = ""
+        self.url = self._page = ""
 
         self._rules = parts.rules(config, self.say)
         self._sinks = parts.Sinks(
@@ -131,16 +136,27 @@ class Daemon:
             raise SentinelError(f"the daemon did not take the request within {timeout_s:g} s; try again") from error
 
     def problems(self) -> list[str]:
-        """Say why the daemon does not do its work; [] when it does."""
-        stuck_s = (self._clock.monotonic_ns() - self._turned_ns) / 1e9
-        stuck = [f"the loop has not turned for {stuck_s:.0f} s"] if stuck_s > STUCK_SECONDS else []
-        return stuck + self._sinks.problems()
+        """Name every part that is off or broken, the loop itself first; [] when all do their work."""
+        stuck = self.stuck()
+        of_runs = [text for watch in list(self._watches.values()) for text in watch.problems]
+        return [*([stuck] if stuck else []), *self._off(), *of_runs]
+
+    def stuck(self) -> str:
+        """Say for how long the loop has stood still; "" while it turns."""
+        seconds = (self._clock.monotonic_ns() - self._turned_ns) / 1e9
+        return f"the loop has not turned for {seconds:.0f} s" if seconds > STUCK_SECONDS else ""
+
+    def _off(self) -> list[str]:
+        """Name the parts that are off or broken, whatever the run."""
+        said = [text for key, text in list(self._said.items()) if not key.startswith(JUST_SAID)]
+        return [*self._sinks.problems(), *said]
 
     def _web_state(self) -> WebState:
         history = self._sinks.history_path if self._config.sinks.history.enabled else None
         return WebState(
             snapshots=self.snapshots,
             problems=self.problems,
+            stuck=self.stuck,
             act=self.request,
             act_token=self.act_token,
             alerts=parts.alerts(self._config, self.request),
@@ -149,7 +165,7 @@ class Daemon:
             hosts=self._config.http.allowed_hosts,
             metrics=self._sinks.metrics.render if self._sinks.metrics is not None else None,
             history=partial(HistoryReader, history) if history is not None else None,
-            read_token=self._config.http.read_token,
+            read_token=read_token(self._config, self._state, self.say),
         )
 
     def _walk(self, run_id: str) -> Mapping[str, object] | None:
@@ -171,13 +187,11 @@ class Daemon:
 
     def run(self, stop: threading.Event) -> None:
         """Watch until `stop` is set, or until the command that `launcher` names and its runs have ended."""
-        server = parts.serve(self._config, self._web_state(), self.say)
-        self.url = server.url if server is not None else ""
-        if self.url:
-            log.info("page, API and /metrics on %s", self.url)
         interval = self._config.poll_interval_seconds
-        due = self._clock.monotonic_ns()
+        server = None
         try:
+            server = self._serve()
+            due = self._clock.monotonic_ns()
             while not stop.is_set() and not self._deserted():
                 started = self._clock.monotonic_ns()
                 self.turn()
@@ -190,6 +204,18 @@ class Daemon:
             if server is not None:
                 server.stop(CLOSE_SECONDS)
             self.close()
+
+    def _serve(self) -> WebServer | None:
+        if not self._config.http.enabled:
+            return None
+        state = self._web_state()
+        server = parts.serve(self._config, state, self.say)
+        if server is not None:
+            self.url = server.url
+            log.info("page, API and /metrics on %s", self.url)
+            self._page = page_link(self.url, state.read_token)
+            self._open_page(self._page)
+        return server
 
     def once(self) -> Mapping[str, Snapshot]:
         """Look once at everything, hand it to the sinks, and give the snapshots."""
@@ -257,7 +283,9 @@ class Daemon:
         snapshot = batch.snapshot
         incidents = {f"incidents_{name}": value for name, value in self._incidents.health().items()}
         health = {**snapshot.health, **self._sinks.numbers(), **incidents}
-        watch.snapshot = replace(snapshot, health=health, notes=(*snapshot.notes, *self._said.values()))
+        notes = dict.fromkeys((*snapshot.notes, *self._said.values(), *self._sinks.problems()))
+        problems = (*self._off(), *watch.problems)
+        watch.snapshot = replace(snapshot, health=health, notes=tuple(notes), problems=problems)
         shown = watch.snapshot if watch.past is None else replace(watch.snapshot, findings=())  # nothing fires any more
         self._sinks.publish(replace(batch, snapshot=shown))
         self._incidents.update(watch.snapshot, batch.findings, watch.claim.directory, judged=watch.past is None)
@@ -331,23 +359,31 @@ class Daemon:
             self.say(f"run {directory.name}", f"run {directory.name} cannot be watched: {directory}: {error.strerror}")
             return
         if claim is None:
-            self.say(f"run {directory.name}", f"run {directory.name} is watched by another daemon already; left to it")
+            left = f"run {directory.name} is watched by another daemon already; left to it"
+            self.say(f"another daemon has {directory.name}", left)
             return
         try:
             self._watches[directory] = self._watch(claim)
-            note = DaemonNote(
-                pid=parts.own_pid(), url=self.url, act_token=self.act_token, started_wall_ns=self._started_wall_ns
-            )
-            claim.publish(note)
+            claim.publish(self._note())
         except Exception as error:  # noqa: BLE001 - whatever it is, the run must not stay claimed and unwatched
             self._health.counts["loop_errors_total"] += 1
             self.say(f"run {directory.name}", f"run {directory.name} cannot be watched fully: {error}")
             if directory not in self._watches:
                 claim.release()
             return
-        self._said.pop(f"run {directory.name}", None)
+        for key in (f"run {directory.name}", f"another daemon has {directory.name}"):
+            self._said.pop(key, None)
         ended = self._watches[directory].past
         log.info("%s", f"watching run {directory.name} in {directory}" if ended is None else ended.note)
+
+    def _note(self) -> DaemonNote:
+        return DaemonNote(
+            pid=parts.own_pid(),
+            url=self.url,
+            act_token=self.act_token,
+            started_wall_ns=self._started_wall_ns,
+            page=self._page,
+        )
 
     def _started_again(self, directory: Path) -> bool:
         changed = _segments_of(directory) != self._past[directory]

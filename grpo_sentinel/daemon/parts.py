@@ -43,6 +43,10 @@ Say = Callable[[str, str], None]
 """Says under a key what is off; "" that it is well again."""
 
 
+class PortTaken(SentinelError):
+    """The only port that may be served on is not to be had: this ends the sidecar."""
+
+
 class Waiting(Protocol):
     """A collector whose reading under way may be waited for."""
 
@@ -197,14 +201,26 @@ def serve(config: Config, state: WebState, say: Say) -> WebServer | None:
         return None
     try:
         server = WebServer(build_app(state), config.http.host, config.http.port)
+        if server.note and config.http.fixed_port:
+            server.stop(0.0)
+            raise PortTaken(
+                f"port {config.http.port} is not to be had{_held_by(config)} and http.fixed_port is true; "
+                "end what listens there or give another http.port"
+            )
         server.start()
+    except PortTaken:
+        raise
     except (SentinelError, OSError) as error:
         say("http", f"page, API and /metrics are off: {error}")
         return None
     if server.note:
-        holder = holder_of(config.http.port)
-        say("port", server.note + (f" (held by {holder})" if holder else ""))
+        say("port", server.note + _held_by(config))
     return server
+
+
+def _held_by(config: Config) -> str:
+    holder = holder_of(config.http.port)
+    return f" (held by {holder})" if holder else ""
 
 
 def stack_taker(directory: Path, target: Path, background: Background, clock: Clock) -> TakeStacks:

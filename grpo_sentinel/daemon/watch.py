@@ -267,6 +267,11 @@ class RunWatch:
             log.log(logging.ERROR if finding.severity is Severity.CRITICAL else logging.WARNING, "%s", line)
         self._told[finding.finding_id] = line
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What of this run cannot be read, judged or asked."""
+        return tuple(self._notes.values())
+
     def _note(self, key: str, text: str) -> None:
         if self._notes.get(key) != text:
             self._notes[key] = text

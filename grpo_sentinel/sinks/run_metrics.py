@@ -46,7 +46,7 @@ def run_rows(snapshot: Snapshot) -> Iterator[Row]:
     about = {"parent_run_id": parents[0] if parents else "", "world_size": str(max(sizes, default=0))}
     yield RUN, {**run, **about}, 1.0
     yield SNAPSHOT_TIME, run, snapshot.wall_ns / 1e9
-    yield PROBLEMS, run, float(len(snapshot.notes))
+    yield PROBLEMS, run, float(len(snapshot.problems))
     yield ABSTAINING, run, float(len(snapshot.abstaining))
     for status in snapshot.ranks.values():
         yield from _rank_rows(run, status)

@@ -1,4 +1,4 @@
-"""Page, API, /metrics and /healthz of the sidecar."""
+"""Page, API, /metrics and health endpoints of the sidecar."""
 
 from grpo_sentinel.web.app import build_app
 from grpo_sentinel.web.server import WebServer

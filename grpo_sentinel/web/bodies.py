@@ -79,7 +79,7 @@ def summary_body(
         "halt": plain(snapshot.halt),
         "samples": [plain(sample) for _, sample in sorted(snapshot.samples.items())],
         "abstaining": len(snapshot.abstaining),
-        "notes": list(snapshot.notes),
+        "notes": [note for note in snapshot.notes if note not in problems],
         "problems": list(problems),
         "health": plain(snapshot.health),
     }

@@ -21,7 +21,7 @@ from grpo_sentinel.web.state import WebState
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = ("/", "/healthz", "/metrics")
+OPEN_PATHS = ("/", "/healthz", "/livez", "/readyz", "/metrics")
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -73,7 +73,7 @@ class Guard:
         if scope["method"] in ("GET", "HEAD"):
             open_to_all = self._state.read_token is None or path in OPEN_PATHS or path.startswith("/static/")
             if not open_to_all and not self.may_read(headers):
-                return 401, "reading needs the read token as a bearer token (http.read_token)"
+                return 401, "reading needs the read token as a bearer token: read-token in the state directory"
             return None
         if scope["method"] == "POST":
             return None if self.may_act(headers) else (401, "acting needs the act token as a bearer token")

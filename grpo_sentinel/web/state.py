@@ -48,7 +48,7 @@ class WebState:
     """Newest snapshot by run id, the run to show first in front."""
 
     problems: Callable[[], Sequence[str]]
-    """One sentence per reason why the sidecar does not do its work; empty means that /healthz says 200."""
+    """One sentence per part that is off or broken; empty means that /readyz says 200."""
 
     act: Callable[[str, Action, str], int]
     """Ask a run for an action with a reason; gives the request id. Raises `SentinelError` when it is refused."""
@@ -63,7 +63,10 @@ class WebState:
     """Open the history for one query; may raise `HistoryError`. None when there is none."""
 
     read_token: str | None = None
-    """With one, the page's data and the API need it; /metrics, /healthz and the empty page stay open."""
+    """With one, the page's data and the API need it; /metrics, health endpoints and the empty page stay open."""
+
+    stuck: Callable[[], str] = str
+    """Why the sidecar must be started again, as a loop that stands still; "" means that /livez says 200."""
 
     walk: Callable[[str], Mapping[str, Any] | None] | None = None
     """The walk backwards of a watched run as plain data, see `rules.walk.as_json`; None when it is not watched."""

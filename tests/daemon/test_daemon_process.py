@@ -346,16 +346,19 @@ def test_page_metrics_and_health_answer_and_only_the_token_may_act(started: Star
     step(trainer)
     note = until(lambda: read_note(directory_of(RUN)))
 
-    def get(path: str) -> tuple[int, str]:
+    def get(path: str, token: str = "") -> tuple[int, str]:
+        request = urllib.request.Request(note.url + path, headers={"Authorization": f"Bearer {token}"} if token else {})
         try:
-            with urllib.request.urlopen(note.url + path, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
     until(lambda: "grpo_sentinel_policy_loss" in get("/metrics")[1])
     assert get("/healthz")[0] == 200
-    assert json.loads(get(f"/api/v1/status?run={RUN}")[1])["ranks"]["0"]["last_step"] == 1
+    read = (tmp_path / "state" / "grpo-sentinel" / "read-token").read_text().strip()
+    assert get(f"/api/v1/status?run={RUN}")[0] == 401
+    assert json.loads(get(f"/api/v1/status?run={RUN}", read)[1])["ranks"]["0"]["last_step"] == 1
     unasked = urllib.request.Request(note.url + "/api/v1/requests", data=b'{"action": "halt-now"}', method="POST")
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(unasked, timeout=5)

@@ -106,7 +106,7 @@ def everything_served(url: str) -> dict[str, bytes]:
     """What page, API, stream and /metrics say to somebody who may read."""
     run = f"run={RUN}"
     names = [path.name for path in incidents()]
-    paths = ["/", "/metrics", "/healthz", "/static/main.js", f"/api/v1/stream?{run}", "/api/v1/nothing"]
+    paths = ["/", "/metrics", "/readyz", "/static/main.js", f"/api/v1/stream?{run}", "/api/v1/nothing"]
     paths += [f"/api/v1/{path}" for path in (
         f"status?{run}", f"findings?{run}&all=1", f"findings?{run}", f"signals?{run}", "runs", f"events?{run}",
         f"events?{run}&kind=config", f"history?{run}", f"heat?{run}", f"incidents?{run}", f"walk?{run}",
@@ -115,7 +115,7 @@ def everything_served(url: str) -> dict[str, bytes]:
     out = {}
     for path in paths:
         code, out[path] = ask(url + path, "planted-read-token")
-        assert code == (404 if "nothing" in path else 503 if path == "/healthz" else 200), (path, code, out[path][:300])
+        assert code == (404 if "nothing" in path else 503 if path == "/readyz" else 200), (path, code, out[path][:300])
         if path.startswith("/api/v1/s"):
             assert ask(url + path)[0] == 401
     return out

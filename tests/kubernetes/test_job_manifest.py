@@ -35,6 +35,13 @@ def test_the_containers_share_rings_user_settings_and_processes(tmp_path: Path) 
     assert named == SETTINGS["metadata"]["name"]
 
 
+def test_the_liveness_probe_asks_whether_the_loop_turns_on_the_port_that_the_sidecar_must_have(tmp_path: Path) -> None:
+    asked = SIDECAR["livenessProbe"]["exec"]["command"][-1]
+    http = _settings(tmp_path).http
+    assert f"'http://127.0.0.1:{http.port}/livez'" in asked
+    assert http.fixed_port
+
+
 def test_a_notice_has_run_its_course_before_the_grace_period_is_over(tmp_path: Path) -> None:
     config = _settings(tmp_path)
     assert config.launch.on_notice == {"TERM": "checkpoint-and-halt"}

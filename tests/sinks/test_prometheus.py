@@ -48,7 +48,8 @@ def full() -> Snapshot:
         findings=(finding(), finding("drift", ranks=(), root_id="nan_gradient:1:12")),
         halt=HaltStatus(request_id=3, state=HaltState.DONE, action=Action.CHECKPOINT_AND_HALT, step=14),
         health={"loop_seconds_p99": 0.1, "sink_dropped_total[sink=history,reason=queue_full]": 2.0, "rss_bytes": 1e7},
-        notes=("history is off",),
+        notes=("the run of node-b has ended", "history is off"),
+        problems=("history is off",),
         abstaining={"kl": "no kl"},
     )
 

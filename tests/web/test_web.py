@@ -110,11 +110,18 @@ def test_metrics_are_served_and_negotiated(world):
     assert body.endswith(b"# EOF\n")
 
 
-def test_health_is_200_or_503_with_every_reason(world):
-    world.serve()
-    assert world.json("/healthz") == (200, {"healthy": True, "problems": []})
-    world.problems = ["the loop has not turned for 9 s"]
-    assert world.json("/healthz") == (503, {"healthy": False, "problems": world.problems})
+def test_liveness_fails_only_for_a_loop_that_stands_still_and_readiness_for_every_part_that_is_off(world):
+    stuck = ""
+    world.serve(stuck=lambda: stuck)
+    well = {"live": True, "healthy": True, "problems": []}
+    assert [world.json(path) for path in ("/livez", "/healthz", "/readyz")] == [(200, well)] * 3
+    world.problems = ["the sink webhook is degraded: Connection refused"]
+    off = {"live": True, "healthy": False, "problems": world.problems}
+    assert [world.json(path) for path in ("/livez", "/healthz", "/readyz")] == [(200, off), (200, off), (503, off)]
+    stuck = "the loop has not turned for 11 s"
+    world.problems = [stuck]
+    still = {"live": False, "healthy": False, "problems": [stuck]}
+    assert [world.json(path) for path in ("/livez", "/healthz", "/readyz")] == [(503, still)] * 3
 
 
 def test_status_is_strict_json_with_values_that_are_not_finite_as_text(world):
@@ -302,7 +309,7 @@ def test_another_pages_origin_is_refused_and_the_own_is_taken(world):
 def test_with_a_read_token_only_metrics_health_and_the_empty_page_are_open(world):
     world.store(batch(record(1), events=(event(1, "sample", {"text": "secret prompt"}),)))
     world.serve(read_token=READ)
-    for path in ("/", "/static/uplot.js", "/metrics", "/healthz"):
+    for path in ("/", "/static/uplot.js", "/metrics", "/healthz", "/livez", "/readyz"):
         assert world.ask(path)[0] == 200
     closed = ("status", "findings", "series?signal=policy.loss", "signals", "runs", "events", "history", "stream")
     for path in closed:
