@@ -51,8 +51,7 @@ class ModelScorer:
         self.load_faults = tuple(load_faults)
         self._torch = import_module("torch")
         kinds = [str(one.dtype).removeprefix("torch.") for one in model.parameters() if one.is_floating_point()]
-        self._positions = min((one.num_embeddings for name, one in model.named_modules()
-                               if _POSITIONS.search(name) and hasattr(one, "num_embeddings")), default=0)  # fmt: skip
+        self._positions = positions_of(model)
         self.tolerance = _TOLERANCE.get(kinds[0] if kinds else "", _TOLERANCE["float32"])
 
     def score(self, samples: Sequence[Sample]) -> list[Any]:
@@ -118,7 +117,7 @@ def load_model(directory: Path) -> ModelScorer:
     try:
         with on_stderr(), quiet_loading(transformers):
             model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-                str(base or directory), local_files_only=True, output_loading_info=True,
+                str(base or directory), local_files_only=True, trust_remote_code=False, output_loading_info=True,
                 **({"num_labels": 1} if base else {}),
             )  # fmt: skip
             missing = set(info.get("missing_keys") or ())
@@ -126,7 +125,7 @@ def load_model(directory: Path) -> ModelScorer:
                 model = with_adapter(model, directory, trainable=False)
                 missing -= _brought(model, missing)
             tokenizer = transformers.AutoTokenizer.from_pretrained(
-                str(tokenizer_of(directory, base)), local_files_only=True
+                str(tokenizer_of(directory, base)), local_files_only=True, trust_remote_code=False
             )
     except SentinelError:
         raise
@@ -149,6 +148,12 @@ def load_model(directory: Path) -> ModelScorer:
         untouched=True,
         load_faults=_load_faults(directory, model, tokenizer, sorted(missing)),
     )
+
+
+def positions_of(model: Any) -> int:
+    """Rows of its table of positions, beyond which there is nothing; 0 where positions are computed."""
+    tables = (one for name, one in model.named_modules() if _POSITIONS.search(name))
+    return min((one.num_embeddings for one in tables if hasattr(one, "num_embeddings")), default=0)
 
 
 @contextlib.contextmanager
@@ -217,4 +222,4 @@ def _load_faults(directory: Path, model: Any, tokenizer: Any, missing: Sequence[
     return out
 
 
-__all__ = ["ModelScorer", "load_model", "quiet_loading", "tokenizer_of", "with_adapter"]
+__all__ = ["ModelScorer", "load_model", "positions_of", "quiet_loading", "tokenizer_of", "with_adapter"]

@@ -217,3 +217,62 @@ def test_an_adapter_whose_base_model_is_elsewhere_is_one_sentence(tmp_path: Path
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "company/model"}))
     for check in ("policy", "gradients"):
         assert "an adapter of company/model" in refused(capsys, check, str(tmp_path))
+
+
+BUILT = """
+import torch, transformers
+def _of(kind, path):
+    return kind.from_pretrained(path), transformers.AutoTokenizer.from_pretrained({policy!r})
+def classifier():
+    return _of(transformers.AutoModelForSequenceClassification, {reward!r})
+def headless():
+    return _of(transformers.AutoModel, {policy!r})
+def compiled():
+    model, tokenizer = _of(transformers.AutoModelForCausalLM, {policy!r})
+    return torch.compile(model), tokenizer
+def meta():
+    model, tokenizer = _of(transformers.AutoModelForCausalLM, {policy!r})
+    return model.to("meta"), tokenizer
+"""
+
+
+def test_a_function_that_builds_what_cannot_be_run_is_told_and_a_compiled_model_is_taken_as_it_was(
+    policy_dir: Path, reward_dir: Path, tmp_path: Path, capfd: Any
+) -> None:
+    (tmp_path / "built.py").write_text(BUILT.format(policy=str(policy_dir), reward=str(reward_dir)))
+    for name, words in (("classifier", "cannot generate"), ("headless", "cannot generate"), ("meta", "meta device")):
+        assert main(["check", "policy", f"{tmp_path / 'built.py'}:{name}"]) == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert words in err.splitlines()[-1]
+    assert codes(check_policy(f"{tmp_path / 'built.py'}:compiled", FAST)) == set()
+
+
+def test_what_stands_in_the_way_of_a_prompt_is_one_sentence(
+    policy_dir: Path, prompts_file: str, tmp_path: Path, capsys: Any
+) -> None:
+    import transformers
+
+    made = transformers.AutoTokenizer.from_pretrained(policy_dir)
+    shutil.copytree(policy_dir, tmp_path / "strict")
+    (tmp_path / "strict" / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    config = {
+        "vocab_size": 320,
+        "n_embd": 48,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 64,
+        "pad_token_id": made.pad_token_id,
+    }
+    made.save_pretrained(tmp_path / "short")
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**config)).save_pretrained(tmp_path / "short")
+    shutil.copytree(policy_dir, tmp_path / "custom")
+    saved = json.loads((tmp_path / "custom" / "config.json").read_text())
+    auto = {"AutoConfig": "x.C", "AutoModelForCausalLM": "x.M"}
+    (tmp_path / "custom" / "config.json").write_text(json.dumps({**saved, "model_type": "mystery", "auto_map": auto}))
+    capsys.readouterr()  # what saving printed
+    more = ["--data", prompts_file, "--samples", "8"]
+    for check in ("policy", "gradients"):
+        assert "refuses this prompt: roles must alternate" in refused(capsys, check, str(tmp_path / "strict"), *more)
+        assert "64 positions" in refused(capsys, check, str(tmp_path / "short"), *more, "--max-tokens", "60")
+        assert "cannot be loaded" in refused(capsys, check, str(tmp_path / "custom"), *more)

@@ -93,9 +93,11 @@ def _from_directory(path: Path, attention: str, role: str) -> Loaded:
     try:
         with on_stderr(), quiet_loading(transformers):
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
-                str(base or path), local_files_only=True, output_loading_info=True, **extra
+                str(base or path), local_files_only=True, trust_remote_code=False, output_loading_info=True, **extra
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(tokenizer_of(path, base)), local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                str(tokenizer_of(path, base)), local_files_only=True, trust_remote_code=False
+            )
             if base is not None:
                 model = with_adapter(model, path, trainable=True)
     except SentinelError:
@@ -129,6 +131,12 @@ def _from_function(target: str) -> Loaded:
     model, tokenizer, optimizer = parts
     if not isinstance(model, torch.nn.Module) or tokenizer is None:
         raise SentinelError(f"{target} must return (model, tokenizer) or (model, tokenizer, optimizer)")
+    model = getattr(model, "_orig_mod", model)  # of torch.compile: to compile for a few passes would take minutes
+    if getattr(model, "generation_config", None) is None:
+        raise SentinelError(f"{target} built a {type(model).__name__}, which cannot generate: give a causal language "
+                            "model with its head")  # fmt: skip
+    if any(one.is_meta for one in model.parameters()):
+        raise SentinelError(f"{target} built a model whose weights are on the meta device: load them before it returns")
     return Loaded(
         name=target, model=model, tokenizer=_padded(tokenizer), directory=None, optimizer=optimizer,
         faults=tuple(_non_finite(target, model)),

@@ -16,9 +16,11 @@ import torch
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.live.loading import Loaded
+from grpo_sentinel.preflight.reward_model import positions_of, quiet_loading
 from grpo_sentinel.preflight.reward_target import Sample
 
 _PROMPTS_AT_ONCE = 4
+_SPARE = 12  # positions by which the check of padding makes a batch wider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +59,27 @@ def prompt_ids(loaded: Loaded, sample: Sample) -> list[int]:
     chat = bool(sample.prompt[0][0]) and bool(getattr(tokenizer, "chat_template", None))
     if chat:
         messages = [{"role": role, "content": text} for role, text in sample.prompt]
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return list(tokenizer("\n".join(text for _, text in sample.prompt))["input_ids"])
+        try:
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # templates raise what they like
+            reason = " ".join(str(error).split())[:200]
+            raise SentinelError(f"{sample.place}: the chat template of {loaded.name} refuses this prompt: {reason}; "
+                                "see grpo-sentinel check data --tokenizer") from error  # fmt: skip
+        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    else:
+        ids = list(tokenizer("\n".join(text for _, text in sample.prompt))["input_ids"])
+    if not ids:
+        raise SentinelError(f"{sample.place}: the tokenizer of {loaded.name} gives not one token for this prompt; give "
+                            "the model's own tokenizer")  # fmt: skip
+    return ids
+
+
+def _require_room(loaded: Loaded, length: int) -> None:
+    """Some models have a table of positions: beyond it there is an index error, on a GPU a device-side assert."""
+    limit = positions_of(loaded.model)
+    if limit and length + _SPARE > limit:
+        raise SentinelError(f"{loaded.name}: {length:,} tokens of prompt and completion do not fit into its {limit:,} "
+                            "positions; lower --max-tokens, or give shorter prompts")  # fmt: skip
 
 
 def lay_out(loaded: Loaded, pairs: Sequence[tuple[Sample, list[int], list[int]]], group_size: int) -> Batch:
@@ -78,6 +98,7 @@ def lay_out(loaded: Loaded, pairs: Sequence[tuple[Sample, list[int], list[int]]]
         before, after = left - len(prompt), right - len(completion)
         ids.append([pad] * before + prompt + completion + [pad] * after)
         mask.append([0] * before + [1] * (len(prompt) + len(completion)) + [0] * after)
+    _require_room(loaded, left + right)
     device = loaded.device
     return Batch(
         samples=tuple(sample for sample, _, _ in pairs), ids_BT=torch.tensor(ids, device=device),
@@ -129,8 +150,10 @@ def _sampled(
     loaded: Loaded, ids_BP: torch.Tensor, mask_BP: torch.Tensor, group_size: int, max_tokens: int, greedy: bool,
     seconds: float,
 ) -> torch.Tensor:  # fmt: skip
+    import transformers
     from transformers import GenerationConfig
 
+    _require_room(loaded, ids_BP.shape[1] + max_tokens)
     wanted: dict[str, Any] = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0}
     config = GenerationConfig(
         max_new_tokens=max_tokens, max_time=seconds, num_return_sequences=1, pad_token_id=loaded.tokenizer.pad_token_id,
@@ -138,7 +161,7 @@ def _sampled(
     )  # fmt: skip
     own, loaded.model.generation_config = loaded.model.generation_config, config  # its defaults would leak into ours
     try:
-        with torch.no_grad():
+        with torch.no_grad(), quiet_loading(transformers):
             out = loaded.model.generate(
                 input_ids=ids_BP.repeat_interleave(group_size, 0),
                 attention_mask=mask_BP.repeat_interleave(group_size, 0).long(), generation_config=config,
