@@ -196,11 +196,6 @@ class LogView:
                     self._names.setdefault(signal, []).append(raw)
         return self._names
 
-    def first_hit(self, *names: str) -> Hit | None:
-        """Earliest fault line of some kinds."""
-        found = [self.hits[name][0] for name in names if name in self.hits]
-        return min(found, key=lambda hit: hit.line.number) if found else None
-
 
 _FEWEST = 3  # rows of a rank that are looked at by themselves
 

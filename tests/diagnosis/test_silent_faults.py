@@ -93,6 +93,17 @@ def test_a_run_that_was_ended_by_someone_is_undetermined(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
+    ["mpirun noticed that process rank 3 exited on signal 9 (Killed).", "Traceback (most recent call last):"],
+)
+def test_an_end_before_time_without_a_known_reason_is_not_called_healthy(line: str) -> None:
+    assert verdict([*healthy(1, 12), line]).name == "ended"
+    assert verdict([*healthy(1, 12), "the knight was killed, the dragon died"]).layer == "none"
+    assert verdict([*healthy(1, 4), line, *healthy(5, 12), line]).layer == "none", "it was outlived once"
+    assert verdict([*healthy(1, 100), line]).layer == "none", "it had done its last step"
+
+
+@pytest.mark.parametrize(
+    "line",
     [
         "=>> PBS: job killed: walltime 86417 exceeded limit 86400",
         "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
