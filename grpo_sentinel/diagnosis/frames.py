@@ -9,7 +9,7 @@ from grpo_sentinel.history.logs.tracebacks import Frame, Traceback
 
 _TYPES: tuple[tuple[str, str], ...] = (
     (
-        r"Unicode(?:De|En)codeError|JSONDecodeError|Dataset\w*Error|ArrowInvalid|TemplateError|UndefinedError"
+        r"Unicode(?:De|En)codeError|JSONDecodeError|Data(?:set|Files)\w*Error|Arrow(?!Memory)\w+|TemplateError|UndefinedError"
         r"|ParserError|CastError|UnidentifiedImage|DecompressionBomb",
         "data",
     ),
