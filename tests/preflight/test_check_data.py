@@ -8,22 +8,17 @@ import gzip
 import io
 import json
 import lzma
-import math
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rows_made import BROKEN, chat, counts, good, tokenizer, write
 
 from grpo_sentinel.cli import main
 from grpo_sentinel.errors import SentinelError
@@ -32,25 +27,7 @@ from grpo_sentinel.preflight.data_checks import Limits
 from grpo_sentinel.preflight.data_faults import KINDS
 from grpo_sentinel.preflight.data_shapes import Fields
 from grpo_sentinel.preflight.data_sources import read_rows
-from grpo_sentinel.preflight.report import CheckReport, excerpt
-
-
-def chat(text: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": "Be exact."}, {"role": "user", "content": text}]
-
-
-def good(count: int = 40) -> list[dict[str, Any]]:
-    return [{"prompt": chat(f"What is {n} + 1?"), "answer": str(n + 1), "reward": n / 40} for n in range(count)]
-
-
-def write(path: Path, rows: Iterable[Any]) -> str:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return str(path)
-
-
-def counts(report: CheckReport) -> dict[str, int]:
-    return {fault.code: fault.count for fault in report.faults}
-
+from grpo_sentinel.preflight.report import excerpt
 
 SHAPES: dict[str, dict[str, Any]] = {
     "TRL, conversational": {"prompt": chat("{n}?"), "completion": [{"role": "assistant", "content": "{n}"}]},
@@ -72,21 +49,6 @@ def test_good_rows_of_every_shape_are_recognised_and_pass_in_silence(shape: str,
     assert report.faults == ()
     assert f"shape {shape}:" in report.looked_at[1]
     assert report.facts["rows"] == 50
-
-
-BROKEN: dict[str, Any] = {
-    "unreadable": '{"prompt": ',
-    "missing-field": {"prompt": "who?", "reward": 1.0},
-    "bad-field": {"prompt": 7, "answer": "1", "reward": 1.0},
-    "empty-prompt": {"prompt": chat(" \n")[1:], "answer": "1", "reward": 1.0},
-    "empty-answer": {"prompt": "who?", "answer": " ", "reward": 1.0},
-    "reward-not-finite": {"prompt": "who?", "answer": "1", "reward": math.nan},
-    "reward-not-a-number": {"prompt": "who?", "answer": "1", "reward": "high"},
-    "reward-range": {"prompt": "who?", "answer": "1", "reward": 2.5},
-    "too-long": {"prompt": "why " * 100, "answer": "1", "reward": 1.0},
-    "special-token": {"prompt": chat("hi<|im_end|>\n<|im_start|>system"), "answer": "1", "reward": 1.0},
-    "duplicate": good()[3],
-}
 
 
 @pytest.mark.parametrize("code", BROKEN)
@@ -194,159 +156,6 @@ def test_zstd_without_anything_that_reads_it_is_one_sentence(tmp_path: Path, mon
     assert capsys.readouterr().err.strip().endswith("pip install zstandard")
 
 
-def many_rows() -> list[Any]:
-    rows: list[Any] = [{"prompt": f"what is {n}, then?", "answer": str(n), "reward": (n % 8) / 7} for n in range(900)]
-    rows[300:300] = BROKEN.values()
-    rows[880] = rows[2]
-    rows[881] = rows[700]
-    rows[5] = {"prompt": "what is 60, then?", "answer": "", "reward": 0.5}
-    return rows
-
-
-def as_csv(rows: list[Any], dialect: str) -> bytes:
-    file = io.StringIO(newline="")
-    writer = csv.writer(file, dialect)
-    writer.writerow(["prompt", "answer", "reward"])
-    writer.writerows([row["prompt"], row["answer"], row["reward"]] for row in rows)
-    return file.getvalue().encode()
-
-
-def every_format(folder: Path) -> list[str]:
-    """The same rows, faults among them, in every format; what a format cannot hold is left out there."""
-    rows = many_rows()
-    lines = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
-    plain = [row for row in rows if isinstance(row, dict) and isinstance(row.get("prompt"), str) and "answer" in row]
-    files = {
-        "a.jsonl": lines, "a.jsonl.gz": gzip.compress(lines), "a.jsonl.bz2": bz2.compress(lines),
-        "a.jsonl.xz": lzma.compress(lines), "cut.jsonl.gz": gzip.compress(lines)[:-2000],
-        "a.json": json.dumps([row for row in rows if isinstance(row, dict)]).encode(),
-        "a.json.gz": gzip.compress(json.dumps([*plain, "odd \udc80", {"prompt": "\ud83d"}]).encode()),
-        "a.csv": as_csv(plain, "excel") + b'"a, ""quoted""\nprompt",7,1\nlost,\xff,1,too,many\n',
-        "a.tsv.xz": lzma.compress(as_csv(plain, "excel-tab")),
-    }  # fmt: skip
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return [str(folder / name) for name in files]
-
-
-def every_table(folder: Path) -> list[str]:
-    """The same rows as Parquet of one row group and of many, as a folder of `datasets`, and as JSON lines in zstd."""
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    rows = [{"data_source": "x", "prompt": chat(str(row["prompt"])), "reward_model": {"ground_truth": str(row["answer"])}}
-            for row in many_rows() if isinstance(row, dict) and "answer" in row]  # fmt: skip
-    table = pyarrow.Table.from_pylist(rows)
-    parquet.write_table(table, folder / "one.parquet")
-    parquet.write_table(table, folder / "many.parquet", row_group_size=70)
-    (folder / "cut.parquet").write_bytes((folder / "one.parquet").read_bytes()[:-40])
-    with pyarrow.CompressedOutputStream(str(folder / "a.jsonl.zst"), "zstd") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
-    pytest.importorskip("datasets").Dataset.from_list(rows).save_to_disk(str(folder / "folder"))
-    return [str(folder / name) for name in ("one.parquet", "many.parquet", "cut.parquet", "a.jsonl.zst", "folder")]
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: Any) -> list[int]:
-    """Blocks so small that every file has many; gives the list of processes that are forked."""
-    from grpo_sentinel.preflight import data_tables, data_text
-
-    monkeypatch.setattr(data_text, "BLOCK_BYTES", 4_000)
-    monkeypatch.setattr(data_text, "BLOCK_ROWS", 40)
-    monkeypatch.setattr(data_tables, "BLOCK_ROWS", 40)
-    forked: list[int] = []
-    fork = os.fork
-
-    def counted() -> int:
-        pid = fork()
-        forked.append(pid)
-        return pid
-
-    monkeypatch.setattr(os, "fork", counted)
-    return forked
-
-
-def report_of(files: list[str], options: DataOptions) -> str:
-    return json.dumps({**check_data(files, options).to_json(), "seconds": 0}, default=str)
-
-
-def same_with_several_processes(files: list[str], options: DataOptions, forked: list[int]) -> None:
-    for path in files:
-        one = report_of([path], options)
-        assert forked == []
-        assert report_of([path], replace(options, jobs=3)) == one, path
-        assert len(forked) == (3 if "cut.parquet" not in path else 1), path
-        forked.clear()
-    assert report_of(files, replace(options, jobs=2)) == report_of(files, options)
-    forked.clear()
-
-
-def test_several_processes_report_to_the_last_digit_what_one_does_whatever_the_format(
-    tmp_path: Path, small_blocks: list[int], monkeypatch: Any
-) -> None:
-    held = write(tmp_path / "eval.jsonl", [{"prompt": "what is 77, then?"}])
-    options = DataOptions(limits=Limits(reward_low=0, reward_high=1, max_length=300), evaluation=(held,))
-    files = every_format(tmp_path)
-    same_with_several_processes(files, options, small_blocks)
-    texts = []
-    for jobs in (1, 2):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path(files[1]).read_bytes())))
-        texts.append(report_of(["-"], replace(options, jobs=jobs)))
-    assert (texts[0], len(small_blocks)) == (texts[1], 2)
-    assert json.loads(texts[0])["facts"]["faults"]["leakage"] == 1
-
-
-@pytest.mark.torch
-def test_several_processes_report_what_one_does_on_tables_and_with_a_tokenizer(
-    tmp_path: Path, small_blocks: list[int]
-) -> None:
-    files = every_table(tmp_path)
-    same_with_several_processes(files, DataOptions(limits=Limits(max_length=300)), small_blocks)
-    same_with_several_processes(files[:1], DataOptions(tokenizer=tokenizer(tmp_path / "tok")), small_blocks)
-
-
-def test_a_process_of_jobs_that_dies_is_one_sentence(tmp_path: Path, monkeypatch: Any, small_blocks: list[int]) -> None:
-    from grpo_sentinel.preflight import data
-
-    path = write(tmp_path / "a.jsonl", good(400))
-    monkeypatch.setattr(data, "unpacked", lambda *_: os._exit(9))
-    with pytest.raises(SentinelError, match="--jobs 1"):
-        check_data([path], DataOptions(jobs=2))
-
-
-def test_processes_of_jobs_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [{"prompt": f"what is {n}? " + "x" * 3000} for n in range(20_000)])
-    for how in (signal.SIGKILL, signal.SIGINT):
-        parent = subprocess.Popen(
-            [sys.executable, "-m", "grpo_sentinel.cli", "check", "data", path, "--jobs", "2"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while len(children := psutil.Process(parent.pid).children()) < 2 and parent.poll() is None:
-            assert time.monotonic() < deadline
-        os.kill(parent.pid, how)
-        _, told = parent.communicate(timeout=60)
-        gone, alive = psutil.wait_procs(children, timeout=30)
-        assert (alive, len(gone)) == ([], 2)
-        assert "Traceback" not in told
-
-
-def test_what_a_process_of_jobs_refuses_and_a_file_that_goes_away_are_one_sentence(
-    tmp_path: Path, monkeypatch: Any, small_blocks: list[int]
-) -> None:
-    from grpo_sentinel.preflight import data
-
-    def refuse(*_: Any) -> Any:
-        raise SentinelError("this cannot be judged; give something else")
-
-    path = write(tmp_path / "a.jsonl", good(400))
-    nothing = write(tmp_path / "b.jsonl", [{"colour": "red"}])
-    with pytest.raises(SentinelError, match="no prompt is recognised"):
-        check_data([path, nothing], DataOptions(jobs=2))
-    monkeypatch.setattr(data, "unpacked", refuse)
-    with pytest.raises(SentinelError, match="cannot be judged"):
-        check_data([path], DataOptions(jobs=2))
-    assert psutil.Process().children() == []
-
-
 def test_an_answer_of_another_kind_than_most_is_told_and_kept(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"prompt": f"what is {n}?", "answer": str(n)} for n in range(20)]
     rows[7]["answer"] = 7
@@ -380,35 +189,6 @@ def test_a_frame_of_the_template_gives_the_templates_own_text_or_is_given_up() -
             messages = chats(number)
             wanted = render([{"role": role, "content": text} for role, text in messages])
             assert frames.text(messages) == wanted
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    lines=st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=40), size=st.integers(1, 60),
-    form=st.sampled_from(["a.jsonl", "a.jsonl.gz", "a.csv", "a.json"]),
-)  # fmt: skip
-def test_blocks_of_a_file_hold_every_row_once_with_its_number_and_survive_being_packed(
-    tmp_path: Path, lines: list[bytes], size: int, form: str
-) -> None:
-    from grpo_sentinel.preflight import data_text
-    from grpo_sentinel.preflight.data_blocks import unpacked
-    from grpo_sentinel.preflight.data_sources import read_blocks
-
-    path = tmp_path / form
-    content = b"\n".join([{"a.csv": b"a,b", "a.json": b"[{}"}.get(form, b"{}"), *lines])
-    path.write_bytes(gzip.compress(content) if form.endswith(".gz") else content)
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        for block_bytes in (1 << 20, size):
-            patch.setattr(data_text, "BLOCK_BYTES", block_bytes)
-            blocks = list(read_blocks(str(path)))
-            again = [unpacked(type(one).__name__, one.source, one.number, one.packed()) for one in blocks]
-            found += [[(row.number, row.value, row.error, row.fault) for block in side for row in block.rows()]
-                      for side in (blocks, again)]  # fmt: skip
-    assert found[0] == found[1] == found[2] == found[3]
-    if form == "a.jsonl":
-        numbers = [number for number, line in enumerate([b"{}", *lines], 1) if line.strip()]
-        assert [row[0] for row in found[0]] == numbers
 
 
 def test_a_line_that_is_too_long_is_a_fault_and_the_next_one_is_read(tmp_path: Path, monkeypatch: Any) -> None:
@@ -543,25 +323,6 @@ def test_an_excerpt_has_at_most_80_printable_characters() -> None:
     assert len(excerpt("\x00" * 100)) <= 80
 
 
-def tokenizer(folder: Path) -> Path:
-    """A tokenizer of words with a template that knows users and systems only; its padding token is its end token."""
-    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
-    raw = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({"<unk>": 0, "<bos>": 1, "<eos>": 2, "why": 3}, unk_token="<unk>")
-    )
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    raw.post_processor = tokenizers.processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 1)])
-    made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>"
-    )
-    made.chat_template = (
-        "{% for m in messages %}{% if m.role not in ('user', 'system') %}{{ raise_exception('unknown role') }}{% endif %}"
-        "{{ m.content }} {% endfor %}"
-    )
-    made.save_pretrained(str(folder))
-    return folder
-
-
 @pytest.mark.torch
 def test_a_real_tokenizer_measures_length_template_faults_and_special_tokens(tmp_path: Path) -> None:
     tokenizer(tmp_path / "tok")
@@ -633,24 +394,6 @@ def test_a_file_that_this_user_may_not_read_is_one_sentence(name: str, tmp_path:
 def test_html_and_signs_of_a_programme_are_no_special_tokens_of_a_model(tmp_path: Path) -> None:
     rows = [{"prompt": f"what does <s>old</s> x<y, a[{n}] <mask> <b>mean</b>?"} for n in range(20)]
     assert check_data([write(tmp_path / "a.jsonl", rows)]).faults == ()
-
-
-@pytest.mark.torch
-def test_progress_through_a_table_grows_with_its_rows_to_the_size_of_the_file(
-    tmp_path: Path, small_blocks: list[int]
-) -> None:
-    for path in map(Path, every_table(tmp_path)):
-        file = path if path.is_file() else next(path.glob("*.arrow"))
-        positions: list[int] = []
-
-        def progress(_: str, position: int, rows: int, told: list[int] = positions) -> None:
-            told.append(position)
-
-        check_data([str(file)], DataOptions(), progress)
-        if file.name not in ("cut.parquet", "a.jsonl.zst"):
-            assert positions == sorted(positions)
-            assert 0 < positions[0] < positions[-1] / 2, file.name
-            assert positions[-1] >= file.stat().st_size * 0.8
 
 
 def drawn(count: int, pool: int) -> list[dict[str, Any]]:
