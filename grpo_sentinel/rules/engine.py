@@ -336,7 +336,7 @@ class Engine:
             message=write(rule, verdict, step=view.step, onset=onset, ranks=ranks, subject=subject),
             why=why,
             remedies=remedies,
-            reference=rule.reference,
+            reference=rule.see,
             wall_ns=view.wall_ns,
         )
         placed, moved = self._roots.add(finding, lambda: tracker.last_bad)

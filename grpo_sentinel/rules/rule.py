@@ -57,6 +57,13 @@ class Rule:
         return tuple(Condition(text, label) for text in self.when)
 
     @property
+    def see(self) -> str:
+        """Where its reader finds more: our page on it, or what the author of a user's rule names as its reference."""
+        if not self.builtin:
+            return self.reference
+        return f"docs/rules/{self.layer}.md, {self.name}; `grpo-sentinel rules show {self.name}`"
+
+    @property
     def persistence(self) -> str:
         """`for` as written in the file."""
         return f"{self.bad} of {self.window}" if self.bad != self.window else str(self.bad)

@@ -319,7 +319,7 @@ def test_findings_keep_what_a_person_needs() -> None:
     assert (found.run_id, found.layer, found.signal, found.limit) == ("run-7", "reward", "reward.nonfinite", 0.0)
     assert found.why
     assert found.remedies
-    assert "R01" in found.reference
+    assert "docs/rules/reward.md" in found.reference
     assert replace(found, root_id="") == found
 
 
