@@ -199,7 +199,9 @@ class RewardJudge:
     ) -> None:
         """Changes that mean nothing, and lengths (S15)."""
         half = self._cases // 2
-        limits = Limits(max_std=max_std, min_rank=min_rank, scale=self._scale)
+        known = [one for one in (*self._gold_scores, *self._wrong_scores) if one is not None]
+        graded = not self._trial.scorer.is_model and len(set(known)) > len(known) / 2
+        limits = Limits(max_std=max_std, min_rank=min_rank, scale=self._scale, graded=graded)
         gold = list(zip(self._gold, self._gold_scores, strict=True))
         wrong = list(zip(self._wrong, self._wrong_scores, strict=True))
         try_perturbations(self.found, self._trial, [*gold[:half], *wrong[:half]], classes, limits, self._templated)

@@ -20,6 +20,7 @@ from grpo_sentinel.preflight.reward_target import Sample
 from grpo_sentinel.preflight.reward_trial import Trial, finite_pairs, spearman
 
 _GAIN = 0.02  # on the scale -1 to 1: what a function pays for an edit that means nothing
+_GRADED_GAIN = 0.05  # of one that grades finely, as a judge does: its scores move a little with any change
 _STRICT = "a grader of exact answers does so; none of them is paid"
 
 
@@ -30,6 +31,7 @@ class Limits:
     max_std: float
     min_rank: float
     scale: float
+    graded: bool = False  # a function whose scores are nearly all different
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +123,15 @@ def _judge(
 
 
 def _won(trial: Trial, cases: Sequence[_Case], ways: int, limits: Limits) -> list[_Case]:
-    """What rises: for a function any case, for a model most cases of one way, and by more than it may move."""
+    """What rises: any case; where scores grade finely every case of one way; of a model most, by more than it may."""
+    model = trial.scorer.is_model
+    least = limits.max_std if model else _GRADED_GAIN if limits.graded else _GAIN
+    share = 0.5 if model else 1.0 - 1e-9 if limits.graded else 0.0
     out: list[_Case] = []
     for way in range(ways):
         of_way = [one for one in cases if one.way == way]
-        least = limits.max_std if trial.scorer.is_model else _GAIN
         rose = [one for one in of_way if _moved(one, limits) > least]
-        out += rose if not trial.scorer.is_model or len(rose) > len(of_way) / 2 else []
+        out += rose if len(rose) > share * len(of_way) else []
     return out
 
 

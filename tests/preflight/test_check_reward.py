@@ -17,7 +17,7 @@ from grpo_sentinel.preflight.reward import RewardOptions, check_reward
 from grpo_sentinel.preflight.reward_trial import ranks, spearman
 
 REWARDS = """
-import itertools, math, os, random, re, subprocess, sys, time
+import itertools, math, os, random, re, subprocess, sys, time, zlib
 _count = itertools.count()
 
 def _numbers(text):
@@ -90,6 +90,12 @@ def end_token(completions, answer, **kw):
 
 def well(completions, answer, **kw):
     return [g + 0.5 * c.startswith("Well") for c, g in zip(completions, good(completions, answer))]
+
+def judge(completions, answer, **kw):
+    return [g + 0.04 * (zlib.crc32(c.encode()) % 997) / 997 for c, g in zip(completions, good(completions, answer))]
+
+def paid_judge(completions, answer, **kw):
+    return [g + 0.3 * c.endswith("✓") for c, g in zip(completions, judge(completions, answer))]
 
 def stripped(completions, answer, **kw):
     return [float(c.strip().strip("!. ✓。") == a) for c, a in zip(completions, answer)]
@@ -201,13 +207,17 @@ def test_a_grader_of_an_exact_form_is_strict_too(world: tuple[str, str]) -> None
 
 
 @pytest.mark.parametrize(("name", "subject", "example"), [
-    ("ticked", "symbols", "✓"), ("end_token", "special tokens", "<|im_end|>"), ("well", "paraphrase", "Well"),
+    ("ticked", "symbols", "✓"), ("paid_judge", "symbols", "✓"), ("end_token", "special tokens", "<|im_end|>"), ("well", "paraphrase", "Well"),
 ])  # fmt: skip
 def test_an_edit_that_is_paid_is_a_fault(world: tuple[str, str], name: str, subject: str, example: str) -> None:
     report = check_reward(f"{world[0]}:{name}", [world[1]])
     won = next(one for one in report.faults if one.code == "perturbation-wins")
     assert won.subject == subject
     assert example in won.examples[0]
+
+
+def test_a_judge_whose_scores_move_a_little_with_any_change_pays_for_none(world: tuple[str, str]) -> None:
+    assert check_reward(f"{world[0]}:judge", [world[1]]).faults == ()
 
 
 def test_a_reward_that_other_words_for_the_same_answer_flip_is_a_fault(world: tuple[str, str], tmp_path: Path) -> None:

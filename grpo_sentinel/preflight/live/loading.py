@@ -131,11 +131,13 @@ def _from_function(target: str) -> Loaded:
     model, tokenizer, optimizer = parts
     if not isinstance(model, torch.nn.Module) or tokenizer is None:
         raise SentinelError(f"{target} must return (model, tokenizer) or (model, tokenizer, optimizer)")
-    model = getattr(model, "_orig_mod", model)  # of torch.compile: to compile for a few passes would take minutes
+    model = (
+        getattr(model, "_orig_mod", None) or model
+    )  # of torch.compile: to compile for a few passes would take minutes
     if getattr(model, "generation_config", None) is None:
         raise SentinelError(f"{target} built a {type(model).__name__}, which cannot generate: give a causal language "
                             "model with its head")  # fmt: skip
-    if any(one.is_meta for one in model.parameters()):
+    if any(one.is_meta for _, one in model.named_parameters()):
         raise SentinelError(f"{target} built a model whose weights are on the meta device: load them before it returns")
     return Loaded(
         name=target, model=model, tokenizer=_padded(tokenizer), directory=None, optimizer=optimizer,
