@@ -78,7 +78,7 @@ def entropy_collapsed(view: LogView) -> Candidate | None:
     if len(points) < 8:
         return None
     quarter = max(2, len(points) // 4)
-    first, last = median(p[2] for p in points[:quarter]), max(p[2] for p in points[-quarter:])
+    first, last = median(p[2] for p in points[:quarter]), median(p[2] for p in points[-quarter:])
     rewards = [p[2] for p in view.series("reward", "critic/score/mean", "reward.mean") if math.isfinite(p[2])]
     best = max(rewards, default=0.0)
     if first < 0.05 or last > 0.02 * first or last > 0.01 or best >= 0.9:

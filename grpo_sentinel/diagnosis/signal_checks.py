@@ -69,6 +69,9 @@ def _climbed(view: LogView, tail: Sequence[Point]) -> bool:
     before, after = [p[2] for p in points if p[0] < tail[0][0]], [p[2] for p in points if p[0] >= tail[0][0]]
     if len(before) < 6 or not after:
         return False
+    stds = [p[2] for p in view.series(*STD) if p[0] < tail[0][0] and math.isfinite(p[2])]
+    if len(stds) >= 6 and median(stds[-3:]) > 0.5 * median(stds[:3]):
+        return False  # groups differed as ever up to that row: nothing was climbed, something stopped
     return median(after) > 0 and 0.8 * median(after) <= median(before[-6:]) > 1.1 * median(before[:3])
 
 
