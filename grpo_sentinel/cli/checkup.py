@@ -24,7 +24,8 @@ from grpo_sentinel.daemon.places import ring_roots, run_directories, state_dir
 from grpo_sentinel.daemon.port_holder import holder_of
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.stacks import find_py_spy
-from grpo_sentinel.protocol import Geometry, choose_root, user_dir
+from grpo_sentinel.protocol import Geometry, candidate_roots, choose_root, user_dir
+from grpo_sentinel.protocol.places import squatted
 
 
 class State(enum.Enum):
@@ -114,6 +115,13 @@ def rings(config: Config) -> list[Finding]:
                 "ring directory", State.BAD, str(error), "make room, or set GRPO_SENTINEL_DIR to a writable directory"
             )
         ]
+    taken = [f"{one} {why}" for one in candidate_roots(environment) if (why := squatted(one)) is not None]
+    if taken:
+        remedy = "another user may have made it to keep you from being watched: have it removed by its owner or root"
+        return [Finding("ring directory", State.NOTE, f"{root} is used, because {'; '.join(taken)}", remedy)]
+    if _open_to_others(user_dir(root)):
+        remedy = f"chmod o= {user_dir(root)}"
+        return [Finding("ring directory", State.NOTE, f"{user_dir(root)} is open to other users", remedy)]
     room = shutil.disk_usage(root)
     needed = _RANKS * Geometry().total_bytes
     found = f"{root}, {room.free >> 20} MiB free of {room.total >> 20}"
@@ -121,6 +129,13 @@ def rings(config: Config) -> list[Finding]:
         remedy = f"{_RANKS} ranks take {needed >> 20} MiB: in Docker give --shm-size=256m, or set GRPO_SENTINEL_DIR"
         return [Finding("ring directory", State.NOTE, found, remedy)]
     return [Finding("ring directory", State.GOOD, found)]
+
+
+def _open_to_others(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & 0o007)
+    except OSError:
+        return False
 
 
 def old_runs(config: Config) -> list[Finding]:

@@ -15,6 +15,7 @@ from grpo_sentinel.harm import first_onset, kept_before
 from grpo_sentinel.history import HistoryReader, history_path
 from grpo_sentinel.incidents.places import ARCHIVE, archives, bundles, incidents_dir
 from grpo_sentinel.protocol import RankReader, list_segments
+from grpo_sentinel.protocol.places import squatted
 from grpo_sentinel.records import Finding, FindingState, HaltState, Severity
 from grpo_sentinel.views import chains
 from grpo_sentinel.wording import counted
@@ -78,7 +79,10 @@ def write_summary(
     """Say in a few lines what came of the run; `code` is that of `launch`. A history that cannot be read is said."""
     directory = run_directory(root, run_id, started_ns)
     if directory is None:
-        if config.agent.enabled and code == 0:
+        why = squatted(root)
+        if config.agent.enabled and why is not None:
+            say(f"run {run_id}: nothing was recorded: {root} {why}; set GRPO_SENTINEL_DIR to a directory of your own")
+        elif config.agent.enabled and code == 0:
             say(
                 f"run {run_id}: no trainer attached, nothing was watched; `grpo-sentinel doctor` checks the "
                 "installation, or call grpo_sentinel.attach(...) in the script"

@@ -77,6 +77,8 @@ def supervise(
             sidecar.end()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     if root is None:
+        if config.agent.enabled:
+            say(f"run {run_id} ended with exit code {code}; nothing was watched, for want of a directory for its rings")
         return code
     halted = was_halted(root, run_id, started_ns)
     if halted and not code:

@@ -26,7 +26,7 @@ def candidate_roots(environ: Mapping[str, str] = os.environ) -> list[Path]:
 
 
 def choose_root(environ: Mapping[str, str] = os.environ, *, room_bytes: int = Geometry().total_bytes) -> Path:
-    """Pick the first directory that is writable and has `room_bytes` free.
+    """Pick the first directory that is writable, has `room_bytes` free and no directory of ours that others made.
 
     A directory given by GRPO_SENTINEL_DIR is created when missing, and nothing else is tried: trainer and sidecar
     must not end up in different places. Raises `SegmentError` with the reason for each directory.
@@ -60,7 +60,19 @@ def _unusable(root: Path, room_bytes: int, *, create: bool) -> str | None:
     free = space.f_bavail * space.f_frsize
     if space.f_blocks and free < room_bytes:  # a tmpfs without a limit reports 0 blocks
         return f"has only {free >> 10} KiB free"
-    return None
+    return squatted(root)
+
+
+def squatted(root: Path) -> str | None:
+    """Say who took the name of this user's directory under `root`, where everybody may make one; None for nobody."""
+    path = user_dir(root)
+    try:
+        found = path.lstat()
+    except OSError:  # nobody, or what cannot be seen
+        return None
+    if found.st_uid != os.geteuid():
+        return f"holds {path.name}, which belongs to uid {found.st_uid}"
+    return None if stat.S_ISDIR(found.st_mode) else f"holds {path.name}, which is no directory"
 
 
 def user_dir(root: Path) -> Path:
