@@ -125,7 +125,7 @@ class LogView:
 
     def add(self, row: Row) -> None:
         """Take one row of metrics."""
-        if "train_runtime" in row.raw or "train_loss" in row.raw:
+        if "train_runtime" in row.raw or ("train_loss" in row.raw and not any(map(canonical, row.raw))):
             self.finished = True
             self.ended_at[row.source] = row.line
             self._rows_of[row.source] += _OUTLIVED  # what stands before the closing summary ended nothing

@@ -71,6 +71,11 @@ def test_a_line_of_an_orchestrator_with_units_is_read() -> None:
     assert row.signals() == {"reward.mean": 0.3887, "data.completion_length_mean": 345.6}
 
 
+def test_a_loop_that_calls_its_loss_train_loss_has_not_ended_at_its_first_row() -> None:
+    lines = [f"step {step} train_loss={noisy(step, 2.0):.3f} grad_norm=nan" for step in range(1, 9)]
+    assert verdict(lines).layer == "gradient"
+
+
 # ---- how a log ends
 
 
