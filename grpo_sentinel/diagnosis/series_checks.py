@@ -154,13 +154,11 @@ def gradient_spike(view: LogView) -> Candidate | None:
     if len(values) < 6:
         return None
     middle, second = median(values), sorted(values)[-2]
-    for index, row, value in points:
-        # several high ones are a heavy tail, which is normal; a single one that did no harm is clipped and forgotten
-        if (
-            value > 10 * middle
-            and value > 3 * second
-            and (points[-1][0] - index < 10 or (view.series(*REWARD) and rewards_suffer(view)))
-        ):
+    suffer = bool(view.series(*REWARD)) and rewards_suffer(view)
+    behind = 10 if len(points) < 30 else 3  # sound rows that show that it did no harm
+    for place, (index, row, value) in enumerate(points, 1):
+        # several high ones are a heavy tail, which is normal
+        if value > 10 * middle and value > 3 * second and (suffer or len(points) - place < behind):
             return found(
                 view, "gradient_spike", "gradient", 0.45, index, row,
                 f"the gradient norm is {value:.3g} against a median of {middle:.3g}", role="symptom",
