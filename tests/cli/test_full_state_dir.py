@@ -21,11 +21,11 @@ from grpo_sentinel.history.database import trouble_with
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 300 kB of our own."""
+    """A tmpfs of 500 kB of our own."""
     place = tmp_path / "small"
     place.mkdir()
     mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", place], capture_output=True, timeout=30, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", place], capture_output=True, timeout=30, check=False
     )
     if mount.returncode:
         pytest.skip("needs the right to mount a tmpfs")
