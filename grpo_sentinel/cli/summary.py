@@ -92,6 +92,8 @@ def write_summary(
     path = history_path(state_dir(config), socket.gethostname())
     try:
         with HistoryReader(path) as reader:
+            if reader.run(directory.name) is None:
+                raise SentinelError(f"the history {path} holds nothing of it; the lines of the sidecar say why")
             fired = _fired_since(reader, directory.name, started_ns)
             findings = [one for one in reader.findings(directory.name) if one.finding_id in fired]
             requests = [one for one in reader.requests(directory.name) if one.updated_wall_ns >= started_ns]

@@ -64,12 +64,16 @@ def trouble_with(path: Path, error: BaseException) -> str:
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if not full and not any(word in said for word in _PERHAPS_FULL):
         return said
+    return f"{said}: the disk of {path.parent} is full" if full or is_full(path) else said
+
+
+def is_full(path: Path) -> bool:
+    """Tell whether the disk of a history has no room left for it; False where that cannot be seen."""
     try:
         space = os.statvfs(path.parent)
-        free = space.f_bavail * space.f_frsize
     except OSError:
-        return said
-    return f"{said}: the disk of {path.parent} is full" if full or free < _ROOM_BYTES else said
+        return False
+    return space.f_bavail * space.f_frsize < _ROOM_BYTES
 
 
 def open_writer(path: Path) -> tuple[Connection, str]:
@@ -205,7 +209,12 @@ def open_reader(path: Path) -> Connection:
         try:
             _check_ours(connection, path)
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                raise HistoryError(f"the history {path} is empty; run the sidecar once")
+                why = (
+                    f": the disk of {path.parent} is full; free space there"
+                    if is_full(path)
+                    else "; run the sidecar once"
+                )
+                raise HistoryError(f"the history {path} is empty{why}")
             connection.execute("PRAGMA query_only=ON")
             connection.execute("PRAGMA cache_size=-8192")
         except HistoryError:
