@@ -36,7 +36,7 @@ _OF_MACHINES = re.compile(
     re.IGNORECASE,
 )
 _DIGITS = re.compile(r"\d+")
-_KEPT, _KNOWN = 20, 200  # lines behind the last row; words that were outlived
+_KEPT, _LOOKS = 20, 5000  # lines behind the last row; lines that are looked at for what is outlived
 
 
 @dataclass(slots=True)
@@ -45,16 +45,24 @@ class Tails:
 
     _lines: dict[str, deque[Line]] = field(default_factory=dict)
     _outlived: set[str] = field(default_factory=set)
+    _looked: int = 0
 
     def note(self, line: Line) -> None:
         """Take a line that is no row."""
-        self._lines.setdefault(line.source, deque(maxlen=_KEPT)).append(line)
+        lines = self._lines.get(line.source)
+        if lines is None:
+            lines = self._lines[line.source] = deque(maxlen=_KEPT)
+        lines.append(line)
 
     def forget(self, source: str) -> None:
         """A row follows: what stood before it ended nothing, and will not the next time either."""
-        for line in self._lines.pop(source, ()):
-            if len(self._outlived) < _KNOWN and _tells(line):
-                self._outlived.add(_DIGITS.sub("", line.text))
+        lines = self._lines.get(source)
+        if not lines:
+            return
+        if self._looked < _LOOKS:
+            self._looked += len(lines)
+            self._outlived.update(_DIGITS.sub("", line.text) for line in lines if _tells(line))
+        lines.clear()
 
     def drop(self, source: str, first: int) -> None:
         """Forget the lines from a number on."""
@@ -85,4 +93,4 @@ def told_in_passing(hit: Hit) -> bool:
 
 def opens_aside(text: str) -> bool:
     """Tell whether the traceback that follows is of something that nobody waits for: it ends no process."""
-    return "xception" in text and _ASIDE.search(text) is not None
+    return _ASIDE.search(text) is not None

@@ -65,9 +65,11 @@ class LogView:
             self.add(row)
         if got:
             return
-        if opens_aside(line.text):
+        if "xception" in line.text and opens_aside(line.text):
             self._asides[line.source] = line.number
-        hit = find_marker(line) if not of_a_tracker(line.text) else None
+        hit = find_marker(line)
+        if hit is not None and of_a_tracker(line.text):
+            hit = None
         ended = self._stacks.feed(line)
         if ended is not None and 0 < ended.first - self._asides.get(line.source, ended.first) <= 2:
             self._tails.drop(line.source, self._asides[line.source])
