@@ -98,6 +98,7 @@ class Snapshot:
     health: Mapping[str, float] = field(default_factory=dict)  # the sentinel about itself, flat names
     notes: tuple[str, ...] = ()  # what is worth saying of the sentinel itself, one sentence each
     problems: tuple[str, ...] = ()  # those notes that tell of a part that is off or broken
+    unjudged: str = ""  # why nothing is known of findings; then no layer is ok
 
 
 _LAYER_OF_PROBE = {
@@ -119,8 +120,11 @@ def layers_seen(snapshot: Snapshot) -> frozenset[str]:
     """Name the layers of which a view may say "ok" when nothing fires; any other is not watched.
 
     A layer is seen when one of its signals has arrived, and no probe of it is off on a rank. That of the devices is
-    seen only when a GPU has been read: figures of the host alone tell nothing about a device.
+    seen only when a GPU has been read: figures of the host alone tell nothing about a device. None is of a run that is
+    not judged.
     """
+    if snapshot.unjudged:
+        return frozenset()
     names = {name for status in snapshot.ranks.values() for name in status.values}
     for sample in snapshot.samples.values():
         names |= {name for name, value in sample.values.items() if (name, value) != ("device.gpu_count", 0)}

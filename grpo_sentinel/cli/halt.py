@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from grpo_sentinel.cli.client import call
-from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, run_choice, settings
+from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, run_choice, settings_of
 from grpo_sentinel.clock import SystemClock
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import Claim, read_note
@@ -55,7 +55,7 @@ def halt(
     Without RUN: the one that is alive.
     """
     action = Action.HALT_NOW if now else Action.CHECKPOINT_AND_HALT
-    return ask(settings(config_path, root), run_id, action, reason, wait, as_json)
+    return ask(settings_of(config_path, run_id, root), run_id, action, reason, wait, as_json)
 
 
 @click.command()
@@ -67,7 +67,7 @@ def checkpoint(
 
     Without RUN: the one that is alive.
     """
-    return ask(settings(config_path, root), run_id, Action.CHECKPOINT, reason, wait, as_json)
+    return ask(settings_of(config_path, run_id, root), run_id, Action.CHECKPOINT, reason, wait, as_json)
 
 
 _KINDS = {"step": Action.CAPTURE, "stacks": Action.STACKS, "memory-snapshot": Action.MEMORY_SNAPSHOT,
@@ -90,7 +90,7 @@ def capture(
 
     It opens an incident, whose bundle holds what was taken. Without RUN: the one that is alive.
     """
-    return ask(settings(config_path, root), run_id, _KINDS[kind], reason, wait, as_json)
+    return ask(settings_of(config_path, run_id, root), run_id, _KINDS[kind], reason, wait, as_json)
 
 
 _options(halt)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from grpo_sentinel.cli.runs import settings
+from grpo_sentinel.cli.runs import settings_of, settings_of_all
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.places import belongs_to, state_dir
 from grpo_sentinel.errors import SentinelError
@@ -49,8 +49,8 @@ def list_(run_id: str | None, as_json: bool, config_path: str | None) -> int:
     """List incidents, the newest first."""
     from grpo_sentinel.cli.rendering import print_json
 
-    root = _root(settings(config_path))
-    found = [{**manifest, "path": str(path), "bytes": size_of(path)} for path, manifest in _all(root)]
+    roots = _roots(settings_of_all(config_path))
+    found = [{**manifest, "path": str(path), "bytes": size_of(path)} for root in roots for path, manifest in _all(root)]
     if run_id is not None:
         found = [one for one in found if belongs_to(Path(str(one["incident"]["run_id"])), run_id)]
     found.sort(key=lambda one: -int(one["incident"]["opened_wall_ns"]))
@@ -65,7 +65,8 @@ def list_(run_id: str | None, as_json: bool, config_path: str | None) -> int:
             f"{' '.join(str(about['title']).split())}  ({one['bytes'] / 1e6:.1f} MB)"
         )
     if not found:
-        click.echo(f"no incident in {root}" if run_id is None else f"no incident of run {run_id} in {root}")
+        of = "" if run_id is None else f" of run {run_id}"
+        click.echo(f"no incident{of} in {_named(roots)}")
     return 0
 
 
@@ -80,7 +81,7 @@ def show(name: str, as_json: bool, config_path: str | None) -> int:
     """
     from grpo_sentinel.cli.rendering import print_json
 
-    path = find_bundle(settings(config_path), name)
+    path = find_bundle(settings_of_all(config_path), name)
     with open_bundle(path) as bundle:
         damage = bundle.damage()
         if as_json:
@@ -129,9 +130,9 @@ def replay(name: str, as_json: bool, config_path: str | None) -> int:
     """
     from grpo_sentinel.cli.rendering import print_json
 
-    config = settings(config_path)
     with _opened(config_path, name) as bundle:
         source = bundle.source()
+        config = settings_of(config_path, source.about.run_id)
         found = _judge(config, bundle)
     then, now = {one.rule for one in source.findings}, {one.rule for one in found}
     root = source.findings[0].rule if source.findings else ""
@@ -187,10 +188,15 @@ def _plain(text: str) -> str:
     return re.sub(r"\\([\\|`\[\]*_!])", r"\1", text).replace("&lt;", "<")
 
 
-def _root(config: Config) -> Path:
-    root = incidents_dir(state_dir(config))
-    recover(root)
-    return root
+def _roots(configs: Sequence[Config]) -> list[Path]:
+    roots = [incidents_dir(state_dir(config)) for config in configs]
+    for root in roots:
+        recover(root)
+    return roots
+
+
+def _named(roots: Sequence[Path]) -> str:
+    return ", ".join(map(str, roots))
 
 
 def _all(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -204,26 +210,26 @@ def _all(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             click.echo(str(error), err=True)
 
 
-def find_bundle(config: Config, name: str) -> Path:
+def find_bundle(configs: Sequence[Config], name: str) -> Path:
     """Find the bundle that is meant: a path, or an id or folder name or the beginning of one. Raises `NoIncident`."""
     given = Path(name)
     if given.is_dir() or (given.is_file() and name.endswith(ARCHIVE)):
         return given
-    root = _root(config)
-    paths = [*(path for path, _ in bundles(root)), *archives(root)]
+    roots = _roots(configs)
+    paths = [path for root in roots for path in (*(bundle for bundle, _ in bundles(root)), *archives(root))]
     ids = {path: path.name.removesuffix(ARCHIVE).rpartition("-")[2] for path in paths}
     fits = [path for path in paths if name and (path.name.startswith(name) or ids[path].startswith(name))]
     exact = [path for path in fits if name in (path.name, ids[path])]
     if len(exact or fits) == 1:
         return (exact or fits)[0]
     if not fits:
-        raise NoIncident(f"there is no incident {name} in {root}; `grpo-sentinel incident list` shows them")
+        raise NoIncident(f"there is no incident {name} in {_named(roots)}; `grpo-sentinel incident list` shows them")
     raise NoIncident(f"{len(fits)} incidents begin with {name}: {', '.join(sorted(ids[path] for path in fits))}")
 
 
 @contextmanager
 def _opened(config_path: str | None, name: str) -> Iterator[Bundle]:
-    with open_bundle(find_bundle(settings(config_path), name)) as bundle:
+    with open_bundle(find_bundle(settings_of_all(config_path), name)) as bundle:
         yield bundle
 
 

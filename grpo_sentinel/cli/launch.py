@@ -68,6 +68,7 @@ def launch(
         root=root,
         run_id=run,
         halted_exit_code=config.launch.halted_exit_code if halted_exit_code is None else halted_exit_code,
+        config_path=None if config_path is None else str(Path(config_path).resolve()),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from grpo_sentinel.cli.runs import NoRun, is_alive, read_ranks, run_choice, settings
+from grpo_sentinel.cli.runs import NoRun, is_alive, read_ranks, run_choice, settings_of, settings_of_all
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories, state_dir
 from grpo_sentinel.halting.pin import PINNED_NAME, remove
@@ -47,8 +47,11 @@ def pins(run_id: str | None, removing: bool, prune: bool, as_json: bool, config_
 
     if removing and (run_id is None or prune):
         raise click.UsageError("--remove needs RUN, and not --prune: it removes what may still be needed")
-    config = settings(config_path)
-    found = pins_of(config, run_id)
+    if run_id is None:
+        of_each = [one for config in settings_of_all(config_path) for one in pins_of(config, None)]
+        found = list({one.path: one for one in of_each}.values())
+    else:
+        found = pins_of(settings_of(config_path, run_id), run_id)
     going = [one for one in found if removing or (prune and not one.needed)]
     for one in going:
         remove(one.path)

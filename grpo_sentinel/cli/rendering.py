@@ -46,7 +46,7 @@ def print_snapshot(snapshot: Snapshot, source: str, console: Console | None = No
         return
     for line in (*_ranks(snapshot.ranks, now, console.width), *_layers(snapshot, console.width)):
         console.print(line)
-    for line in _findings(snapshot.findings):
+    for line in _findings(snapshot):
         console.print(line)
     console.print(halt_line(snapshot.halt))
     for note in snapshot.notes:
@@ -130,7 +130,7 @@ def _layers(snapshot: Snapshot, width: int) -> list[Text]:
     for layer in LAYERS:
         worst = max((finding.severity for finding in snapshot.findings if finding.layer == layer), default=None)
         known = layer in seen
-        word = worst.name.lower() if worst is not None else "ok" if known else "-"
+        word = worst.name.lower() if worst is not None else "ok" if known else "unknown" if snapshot.unjudged else "-"
         style = _COLOURS[worst] if worst is not None else "green" if known else "dim"
         if lines[-1].cell_len + len(f"{layer} {word}") > width:
             lines.append(Text("        "))
@@ -140,8 +140,11 @@ def _layers(snapshot: Snapshot, width: int) -> list[Text]:
     return lines
 
 
-def _findings(findings: tuple[Finding, ...]) -> list[Text]:
+def _findings(snapshot: Snapshot) -> list[Text]:
     """Roots first, what follows from each beneath it."""
+    findings = snapshot.findings
+    if snapshot.unjudged:
+        return [Text(f"findings: unknown: {snapshot.unjudged}", style="yellow")]
     if not findings:
         return [Text("no finding is firing", style="green")]
     lines = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from grpo_sentinel.cli.runs import run_choice, settings
+from grpo_sentinel.cli.runs import run_choice, settings_of
 from grpo_sentinel.daemon.places import belongs_to, state_dir
 from grpo_sentinel.errors import HistoryError
 from grpo_sentinel.history import HistoryReader, history_path
@@ -39,7 +39,7 @@ def report(
     from grpo_sentinel.reporting.html import html
     from grpo_sentinel.reporting.markdown import markdown
 
-    config = settings(config_path)
+    config = settings_of(config_path, run_id)
     root = state_dir(config)
     with HistoryReader(Path(history) if history else history_path(root, socket.gethostname())) as reader:
         if run_id is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from grpo_sentinel.cli.incident import find_bundle
-from grpo_sentinel.cli.runs import settings
+from grpo_sentinel.cli.runs import settings_of_all
 from grpo_sentinel.cli.sidecar import describe
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.bundle import Bundle, open_bundle
@@ -55,7 +55,7 @@ def reproduce(
     given = Path(name)
     if given.is_file() and given.suffix == ".safetensors":
         return _run(given, builder, anomaly, tolerance, as_json)
-    with open_bundle(find_bundle(settings(config_path), name)) as bundle:
+    with open_bundle(find_bundle(settings_of_all(config_path), name)) as bundle:
         return _run(bundle.path / _chosen(bundle, rank, step), builder, anomaly, tolerance, as_json)
 
 

@@ -76,6 +76,7 @@ def run(
         launcher=_named(launcher_pid),
         supervisor=_named(supervisor_pid),
         open_page=show_link,
+        config_file=None if config_path is None else Path(config_path),
     )
     if once:
         return _look_once(daemon, as_json, config, run_id)

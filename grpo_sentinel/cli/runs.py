@@ -13,7 +13,8 @@ from grpo_sentinel.cli.salvage import salvage
 from grpo_sentinel.clock import SystemClock
 from grpo_sentinel.collectors.ranks import RankCollector
 from grpo_sentinel.config import Config, load_config
-from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories
+from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories, state_dir
+from grpo_sentinel.daemon.whereabouts import read_whereabouts
 from grpo_sentinel.errors import ConfigError, SentinelError
 from grpo_sentinel.records import Liveness
 from grpo_sentinel.views import RankStatus
@@ -54,6 +55,35 @@ def settings(path: str | None, root: str | None = None, *, faulty: bool = False)
     """Load the configuration; `root` replaces its ring directory. Raises `ConfigError`, unless it may be `faulty`."""
     config = salvage(path).config if faulty else load_config(path)
     return config if root is None else config.model_copy(update={"ring_dir": root})
+
+
+def settings_of(path: str | None, run_id: str | None, root: str | None = None) -> Config:
+    """Load the configuration; without one, that of the sidecar which watched the run that is meant, as noted there."""
+    config = settings(path, root)
+    if path is not None:
+        return config
+    try:
+        return noted(config, find_run(config, run_id))
+    except NoRun:
+        return config
+
+
+def settings_of_all(path: str | None) -> list[Config]:
+    """Load the configuration; without one, also give that of every other sidecar whose runs have rings here."""
+    config = settings(path)
+    found = [config]
+    if path is None:
+        found += [noted(config, directory) for directory in run_directories(ring_roots(config))]
+    return list({state_dir(one).absolute(): one for one in reversed(found)}.values())[::-1]
+
+
+def noted(config: Config, directory: Path) -> Config:
+    """Give the configuration by which a run was watched, from the note beside its rings; `config` without one."""
+    here = read_whereabouts(directory)
+    if here is None:
+        return config
+    known = salvage(here.config).config if here.config and Path(here.config).is_file() else config
+    return known.model_copy(update={"state_dir": here.state_dir, "ring_dir": config.ring_dir})
 
 
 def find_run(config: Config, run_id: str | None, *, alive_only: bool = False) -> Path:
@@ -103,4 +133,7 @@ def is_alive(ranks: Mapping[int, RankStatus]) -> bool:
     return any(status.liveness in (Liveness.ALIVE, Liveness.UNKNOWN) for status in ranks.values())
 
 
-__all__ = ["ConfigError", "NoRun", "find_run", "is_alive", "no_such_run", "read_ranks", "run_choice", "settings"]
+__all__ = [
+    "ConfigError", "NoRun", "find_run", "is_alive", "no_such_run", "noted", "read_ranks", "run_choice", "settings",
+    "settings_of", "settings_of_all",
+]  # fmt: skip

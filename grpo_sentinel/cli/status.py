@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from grpo_sentinel.cli.launches import Launch, waiting
-from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, run_choice, settings
+from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, run_choice, settings_of
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import is_claimed, read_note
 from grpo_sentinel.daemon.past import last_sign_ns
@@ -23,7 +23,7 @@ from grpo_sentinel.halting import progress
 from grpo_sentinel.halting.journal import load
 from grpo_sentinel.history import HistoryReader, history_path
 from grpo_sentinel.protocol import ControlReader, sanitise_run_id
-from grpo_sentinel.records import HaltState
+from grpo_sentinel.records import Action, HaltState
 from grpo_sentinel.views import HaltStatus, RankStatus, Snapshot
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def status(
     from grpo_sentinel.rules.walk import as_json as as_json_walk
     from grpo_sentinel.rules.walk import as_lines
 
-    config = settings(config_path, root)
+    config = settings_of(config_path, run_id, root)
     if not watch:
         snapshot, source = look(config, run_id)
         walked = walk_of(config, snapshot) if with_walk else None
@@ -80,6 +80,7 @@ def status(
 
 WITH_DAEMON = "a daemon watches it"
 WITHOUT_DAEMON = "no daemon watches it: ranks read from the rings, findings from the history"
+ONLY_RINGS = "no daemon watches it: ranks read from the rings"
 ONLY_HISTORY = "from the history alone: its rings are gone"
 
 
@@ -127,12 +128,26 @@ def look(config: Config, run_id: str | None) -> tuple[Snapshot, str]:
             raise
         return stored, ONLY_HISTORY
     if stored is None or stored.run_id != directory.name:
-        stored = _from_history(config, directory.name) or Snapshot(run_id=directory.name, node=socket.gethostname())
+        stored = _from_history(config, directory.name) or Snapshot(
+            run_id=directory.name, node=socket.gethostname(), unjudged=_why_unjudged(config, directory.name)
+        )
     ranks = read_ranks(directory)
     notes = tuple(dict.fromkeys((*stored.notes, *_off(directory))))
     halt = _halt(directory, ranks, stored.halt)
     snapshot = replace(stored, ranks=ranks, wall_ns=time.time_ns(), halt=halt, notes=notes)
-    return snapshot, WITH_DAEMON if is_claimed(directory) else WITHOUT_DAEMON
+    return snapshot, WITH_DAEMON if is_claimed(directory) else ONLY_RINGS if stored.unjudged else WITHOUT_DAEMON
+
+
+def _why_unjudged(config: Config, run_id: str) -> str:
+    """Say why the history tells nothing of a run."""
+    path = history_path(state_dir(config), socket.gethostname())
+    try:
+        HistoryReader(path).close()
+    except HistoryError as error:
+        why = str(error) if path.exists() else f"there is no history in {path.parent}"
+    else:
+        why = f"the history {path} does not know run {run_id}"
+    return f"{why}; if its sidecar has another one, give --config FILE of that sidecar"
 
 
 def _off(directory: Path) -> list[str]:
@@ -200,13 +215,17 @@ def _halt(directory: Path, ranks: Mapping[int, RankStatus], stored: HaltStatus) 
     reader.close()
     if word is None or not word.request_id or word.request_id < stored.request_id:
         return stored
-    made = next((entry.wall_ns for entry in load(directory) if entry.request_id == word.request_id), 0)
+    entry = next((one for one in reversed(load(directory)) if one.request_id == word.request_id), None)
+    made = 0 if entry is None else entry.wall_ns
     found = progress.progress_of(word.request_id, made, ranks)
     if stored.request_id == word.request_id and stored.state in progress.TERMINAL - {HaltState.FAILED}:
         return stored
+    asked = entry or word  # once a request has ended the word holds its number alone
+    if asked.action is Action.NOTE:
+        return stored
     return HaltStatus(
-        request_id=word.request_id, state=found.state, action=word.action, reason=word.reason,
-        requested_by=word.requested_by, step=found.step, detail=found.detail, requested_wall_ns=made,
+        request_id=word.request_id, state=found.state, action=asked.action, reason=asked.reason,
+        requested_by=asked.requested_by, step=found.step, detail=found.detail, requested_wall_ns=made,
         updated_wall_ns=found.wall_ns or made, pinned_checkpoint=stored.pinned_checkpoint,
         gave_way=stored.gave_way if stored.request_id == word.request_id else "",
     )  # fmt: skip

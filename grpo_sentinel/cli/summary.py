@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -74,9 +75,15 @@ def was_halted(root: Path, run_id: str, started_ns: int) -> bool:
 
 
 def write_summary(
-    config: Config, root: Path, run_id: str, started_ns: int, code: int, *, halted: bool, say: Callable[[str], None]
-) -> None:
-    """Say in a few lines what came of the run; `code` is that of `launch`. A history that cannot be read is said."""
+    config: Config, root: Path, run_id: str, started_ns: int, code: int, *, halted: bool, say: Callable[[str], None],
+    config_path: str | None = None,
+) -> None:  # fmt: skip
+    """Say in a few lines what came of the run; `code` is that of `launch`. A history that cannot be read is said.
+
+    The commands that it names take the configuration in `config_path` where that moves state or rings.
+    """
+    moved = config.state_dir is not None or config.ring_dir is not None
+    given = f" --config {shlex.quote(config_path)}" if config_path is not None and moved else ""
     directory = run_directory(root, run_id, started_ns)
     if directory is None:
         why = squatted(root)
@@ -84,7 +91,7 @@ def write_summary(
             say(f"run {run_id}: nothing was recorded: {root} {why}; set GRPO_SENTINEL_DIR to a directory of your own")
         elif config.agent.enabled and code == 0:
             say(
-                f"run {run_id}: no trainer attached, nothing was watched; `grpo-sentinel doctor` checks the "
+                f"run {run_id}: no trainer attached, nothing was watched; `grpo-sentinel doctor{given}` checks the "
                 "installation, or call grpo_sentinel.attach(...) in the script"
             )
         return
@@ -110,7 +117,7 @@ def write_summary(
             say(f"    then critical, {finding.layer}: {finding.message}")
         left_out -= 1 + len(follow)
     if left_out:
-        say(f"  and {left_out} more; `grpo-sentinel report {directory.name}` shows all")
+        say(f"  and {left_out} more; `grpo-sentinel report {directory.name}{given}` shows all")
     made = [one for one in requests if one.request_id and one.requested_wall_ns >= started_ns]
     if made:
         last = made[-1]
@@ -123,9 +130,9 @@ def write_summary(
         say(f"  {dry.detail} ({dry.reason})")
     kept = kept_before((one.pinned_checkpoint for one in requests), first_onset(findings))
     if kept:
-        say(f"  kept from before the onset: {kept}; `grpo-sentinel pins` lists and removes such copies")
+        say(f"  kept from before the onset: {kept}; `grpo-sentinel pins{given}` lists and removes such copies")
     for where in incident_paths(config, directory.name, started_ns)[:_MOST_FINDINGS]:
-        say(f"  incident: {where}; `grpo-sentinel incident show {where.name.removesuffix(ARCHIVE)}`")
+        say(f"  incident: {where}; `grpo-sentinel incident show {where.name.removesuffix(ARCHIVE)}{given}`")
     say(f"  history: {path}; rings: {directory}")
 
 

@@ -43,6 +43,7 @@ def supervise(
     root: Path | None,
     run_id: str,
     halted_exit_code: int,
+    config_path: str | None = None,
 ) -> int:
     """Run `command` to its end and give the exit code of `launch`."""
     started_ns = time.time_ns()
@@ -84,7 +85,7 @@ def supervise(
     if halted and not code:
         by_notice = desk.asked_to_halt and config.launch.notice_exit_code is not None
         code = config.launch.notice_exit_code or 0 if by_notice else halted_exit_code
-    write_summary(config, root, run_id, started_ns, code, halted=halted, say=say)
+    write_summary(config, root, run_id, started_ns, code, halted=halted, say=say, config_path=config_path)
     return code
 
 

@@ -34,6 +34,7 @@ from grpo_sentinel.daemon.reading import page_link, read_token
 from grpo_sentinel.daemon.resume import begun, inherit, parent_of, resume
 from grpo_sentinel.daemon.tidy import tidy
 from grpo_sentinel.daemon.watch import RunWatch, unbounded
+from grpo_sentinel.daemon.whereabouts import write_whereabouts
 from grpo_sentinel.errors import HistoryError, SentinelError
 from grpo_sentinel.halting import HaltController, LauncherHandle, NodeLauncher
 from grpo_sentinel.halting.processes import ProcessMark, is_running
@@ -74,6 +75,7 @@ class Daemon:
         launcher: ProcessMark | None = None,
         supervisor: ProcessMark | None = None,
         open_page: Callable[[str], None] = lambda _: None,
+        config_file: Path | None = None,
     ) -> None:
         """Build every part. Raises nothing for a part that is broken; `ConfigError` for built-in rules that are."""
         self._config = config
@@ -81,6 +83,7 @@ class Daemon:
         self._roots = list(roots) if roots is not None else ring_roots(config)
         self._run_dir = run_dir
         self._run_id = run_id
+        self._config_file = config_file
         self._command = launcher
         self._supervisor = supervisor
         self._open_page = open_page  # told the address that opens the page, token and all
@@ -365,6 +368,9 @@ class Daemon:
         try:
             self._watches[directory] = self._watch(claim)
             claim.publish(self._note())
+            if self._config.sinks.history.enabled:
+                judged_there = self._once or self._watches[directory].past is not None
+                write_whereabouts(directory, self._state, self._config_file, replace=not judged_there)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run must not stay claimed and unwatched
             self._health.counts["loop_errors_total"] += 1
             self.say(f"run {directory.name}", f"run {directory.name} cannot be watched fully: {error}")

@@ -7,14 +7,16 @@ every rank closed or dead before we came, and
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo_sentinel.clock import Clock
 from grpo_sentinel.collectors.ranks import RankCollector
+from grpo_sentinel.daemon.whereabouts import read_whereabouts
 from grpo_sentinel.errors import HistoryError
-from grpo_sentinel.history import HistoryReader
+from grpo_sentinel.history import HistoryReader, history_path
 from grpo_sentinel.records import Finding, Liveness
 from grpo_sentinel.views import HaltStatus, RankStatus, Snapshot
 
@@ -43,6 +45,10 @@ def past(directory: Path, clock: Clock, history: Path) -> Past | None:
     stored = _stored(history, directory.name)
     age_ns = clock.wall_ns() - last_sign_ns(ranks)
     watched = _end_is_known(stored, ranks)
+    there = read_whereabouts(directory)
+    if not watched and there is not None:  # by another sidecar, with a state directory of its own
+        other = _stored(history_path(Path(there.state_dir), socket.gethostname()), directory.name)
+        stored, watched = (other, True) if _end_is_known(other, ranks) else (stored, False)
     if age_ns < FRESH_NS and not watched:
         return None
     ago = f"{age_ns / 1e9:.0f} s" if age_ns < 120e9 else f"{age_ns / 60e9:.0f} min"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from grpo_sentinel.config import HaltingConfig
 from grpo_sentinel.daemon.background import Background
+from grpo_sentinel.daemon.whereabouts import write_whereabouts
 from grpo_sentinel.halting.checkpoints import Checkpoint, check_finite, newest_before, scan_directory
 from grpo_sentinel.halting.pin import PINNED_NAME, pin, remove
 from grpo_sentinel.harm import first_onset, kept_before, step_of
@@ -138,6 +139,7 @@ class Pins:
             bad, told = _numbers(kept)
             if not bad:
                 _make_room(kept.parent, self._most)
+                write_whereabouts(kept.parent, self._state)
                 return lambda: self._pinned(kept, onset, told)
             log.warning("%s %s: not kept, looking further back", kept, bad)
             remove(kept)

@@ -36,7 +36,7 @@ def judge(case: Case, run: str, folder: Path, out: Path, sidecar: Sidecar, codes
         if report.resumable is Resumable.YES and (why := _not_whole(place, saved)):
             broken.append(f"half: check checkpoint passes {place.name}: {why}")
     with HistoryReader(sidecar.state / "history.sqlite") as reader:
-        chosen = resume_point(out, reader, sidecar.state)
+        chosen = resume_point(out, [(reader, sidecar.state)])
         if chosen.path is not None and (why := _not_whole(chosen.path, saved)):
             broken.append(f"half: resume-point chose {chosen.path.name}: {why}")
     broken += _pinned(run, out, sidecar, saved)

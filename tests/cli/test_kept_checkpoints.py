@@ -29,7 +29,7 @@ def test_what_is_kept_is_listed_and_goes_only_when_it_may(tmp_path: Path, capsys
     assert "`grpo-sentinel pins` lists and removes such copies" in bad.stderr
     good = cli("launch", "--config", config, "--run-id", "good", "--", sys.executable, FAKE, *words, "--steps", 40)
     assert good.returncode == 0, good.stderr
-    (kept,) = (tmp_path / "sentinel-pinned" / "bad").iterdir()
+    (kept,) = (tmp_path / "sentinel-pinned" / "bad").glob("checkpoint*")
     shutil.copytree(kept, tmp_path / "sentinel-pinned" / "good" / kept.name)
 
     assert main(["pins", "--prune"]) == 0

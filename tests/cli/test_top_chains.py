@@ -21,7 +21,7 @@ def test_findings_of_a_cause_that_is_over_stand_under_the_first_of_them() -> Non
     lines = [line.plain for line in screen(snapshot, "", State(view=View.FINDINGS), Trends(), 100, 24)]
     shown = [line for line in lines if " is bad" in line][1:]  # the first is the verdict above the view
     assert [line.startswith("  └ ") for line in shown] == [False, True, False]
-    assert ["└" in line.plain for line in _findings(snapshot.findings) if " is bad" in line.plain] == [
+    assert ["└" in line.plain for line in _findings(snapshot) if " is bad" in line.plain] == [
         False,
         True,
         False,

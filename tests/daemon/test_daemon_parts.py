@@ -74,7 +74,7 @@ def test_the_newest_finite_checkpoint_from_before_the_onset_is_kept(tmp_path: Pa
     one.consider([finding(onset=8)])
     settled(background)
     assert told == [str(tmp_path / "sentinel-pinned" / "run" / "checkpoint-4")]
-    assert [path.name for path in (tmp_path / "sentinel-pinned" / "run").iterdir()] == ["checkpoint-4"]
+    assert [path.name for path in (tmp_path / "sentinel-pinned" / "run").glob("checkpoint*")] == ["checkpoint-4"]
 
 
 def test_a_place_that_cannot_be_written_beside_is_replaced_by_the_state_directory(

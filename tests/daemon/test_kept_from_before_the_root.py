@@ -72,7 +72,7 @@ def test_a_consequence_keeps_nothing_that_is_newer_than_its_root(tmp_path: Path,
     assert kept.after(ROOT) == "checkpoint-20", "that of step 40 holds the update of step 40"
     assert kept.after(LATE) == "checkpoint-20"
     assert kept.after(replace(LATE, state=FindingState.RESOLVED)) == "checkpoint-20"
-    assert [path.name for path in (tmp_path / "sentinel-pinned" / "run").iterdir()] == ["checkpoint-20"]
+    assert [path.name for path in (tmp_path / "sentinel-pinned" / "run").glob("checkpoint*")] == ["checkpoint-20"]
 
 
 def test_a_critical_finding_of_another_kind_does_not_outdate_harm_that_goes_on(

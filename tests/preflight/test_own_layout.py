@@ -147,9 +147,9 @@ def test_a_real_loop_that_diverges_has_one_kept_and_resume_point_finds_the_way_b
     assert "kept from before the onset" in done.stderr, done.stderr
     made = tmp_path / "state" / "grpo-sentinel"
     with HistoryReader(history_path(made, socket.gethostname())) as reader:
-        found = resume_point(tmp_path / "out", reader, made)
+        found = resume_point(tmp_path / "out", [(reader, made)])
         onset = min(one.onset_step for one in reader.findings("run") if one.rule == "weights_nonfinite")
     assert found.path is not None, found
     assert found.step == (onset - 1) // 10 * 10, "the newest before the weights were lost"
-    kept = list((tmp_path / "sentinel-pinned" / "run").iterdir())
+    kept = [one for one in (tmp_path / "sentinel-pinned" / "run").iterdir() if not one.name.startswith(".")]
     assert [step_of(path.name) for path in kept] == [found.step]

@@ -74,7 +74,7 @@ class Place:
 
     def choose(self, **options: bool) -> ResumePoint:
         with HistoryReader(self.path) as reader:
-            return resume_point(self.output, reader, self.state, **options)
+            return resume_point(self.output, [(reader, self.state)], **options)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_the_newest_whole_finite_one_from_before_the_onset(place: Place) -> None
 def test_without_findings_the_newest_good_one_and_it_is_said_that_nobody_watched(place: Place) -> None:
     place.save(10)
     place.save(20)
-    found = resume_point(place.output, None, place.state)
+    found = resume_point(place.output, [(None, place.state)])
     assert found.step == 20
     assert any("findings could not be considered" in reason for reason in found.reasons)
 

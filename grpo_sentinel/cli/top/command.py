@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from grpo_sentinel.cli.halt import make_request
-from grpo_sentinel.cli.runs import run_choice, settings
+from grpo_sentinel.cli.runs import run_choice, settings_of
 from grpo_sentinel.cli.status import look
 from grpo_sentinel.cli.top.keyboard import Keyboard
 from grpo_sentinel.cli.top.screen import screen, selectable
@@ -39,7 +39,7 @@ def top(run_id: str | None, interval: float, config_path: str | None, root: str 
 
     Without RUN: the one that is alive, else the newest. Keys: tab, arrows, c, h, ? and q. Fits 80 columns.
     """
-    config = settings(config_path, root)
+    config = settings_of(config_path, run_id, root)
     try:
         with Keyboard() as keyboard:
             return _loop(config, run_id, interval, keyboard)

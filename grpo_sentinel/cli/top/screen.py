@@ -58,6 +58,8 @@ def _source(source: str, snapshot: Snapshot) -> Text:
 
 def _verdict(snapshot: Snapshot) -> Text:
     """The first cause of the worst that fires: what, where, since when."""
+    if snapshot.unjudged:
+        return Text(f"whether anything is wrong is unknown: {snapshot.unjudged}", style="yellow")
     worst = next((one for one, _ in _chained(snapshot.findings)), None)
     if worst is None or worst.severity is Severity.NOTE:
         return Text("nothing is wrong in what is watched", style="green") if snapshot.ranks else Text("")
@@ -91,7 +93,7 @@ def _view(snapshot: Snapshot, state: State, width: int, room: int) -> list[Text]
     if state.view is View.RANKS:
         return _ranks(snapshot, state, room)
     if state.view is View.FINDINGS:
-        return _findings(snapshot.findings, state, width, room)
+        return _findings(snapshot, state, width, room)
     rows = _devices(snapshot) if state.view is View.DEVICES else _health(snapshot)
     title = "devices and host" if state.view is View.DEVICES else "the sentinel itself"
     return [Text(title, style="dim"), *_window([Text(row) for row in rows or ["nothing known"]], state.line, room - 1)]
@@ -122,8 +124,11 @@ def _rank(rank: int, status: RankStatus, accused: bool, now: int) -> Text:
     return Text(" ".join(f"{cell:<{size}.{size}}" for cell, size in zip(cells, sizes, strict=True)), style=style)
 
 
-def _findings(findings: Sequence[Finding], state: State, width: int, room: int) -> list[Text]:
+def _findings(snapshot: Snapshot, state: State, width: int, room: int) -> list[Text]:
     """The list, and under it what the selected one means and what to try."""
+    findings = snapshot.findings
+    if snapshot.unjudged:
+        return _wrapped(f"findings: unknown: {snapshot.unjudged}", width)
     if not findings:
         return [Text("no finding is firing", style="green")]
     chained = _chained(findings)
