@@ -203,7 +203,7 @@ def recognise_trainer(flat: Mapping[str, Any], place: str, *, complete: bool = F
             told = {ours: theirs for theirs, ours in names.items() if flat.get(theirs) is not None}
             values: dict[str, Any] = dict(_COMPLETE.get(trainer, {})) if complete else {}
             values |= {ours: flat[theirs] for ours, theirs in told.items()}
-            keys = {ours: theirs for theirs, ours in reversed(names.items())} | told
+            keys = {ours: theirs for theirs, ours in reversed(list(names.items()))} | told
             values |= _ranks(trainer, flat)
             return Settings(trainer, values, keys, frozenset(told))
     known = ", ".join(sorted(flat)[:8])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.preflight.data_sources import Row
+from grpo_sentinel.preflight.data_blocks import Row
 
 
 class CleanCopy:
