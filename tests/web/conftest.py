@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 for folder in ("sinks", "halting"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / folder))
 
+from page_support import Shown, chromium  # noqa: E402
 from run_support import Started  # noqa: E402
 
 
@@ -18,3 +20,14 @@ from run_support import Started  # noqa: E402
 def started() -> Iterator[Started]:
     with Started() as processes:
         yield processes
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as made:
+        yield made
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Shown:
+    return Shown(tmp_path)

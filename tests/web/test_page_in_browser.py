@@ -5,29 +5,17 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from page_support import ACT, EVIL, READ, Shown, Tab, chromium, needs_chromium, overflow, until, uplot, whole_note
+from page_support import ACT, EVIL, READ, Shown, Tab, needs_chromium, overflow, until, uplot, whole_note
 from sentinel_batches import RUN
 
 from grpo_sentinel.records import Action
 from grpo_sentinel.views import Snapshot
 
 pytestmark = [needs_chromium, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def shown(tmp_path: Path) -> Shown:
-    return Shown(tmp_path)
 
 
 def test_the_page_says_what_is_wrong_where_it_began_and_draws_the_data(browser: Any, shown: Shown) -> None:

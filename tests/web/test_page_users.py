@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from page_support import EVIL, READ, Shown, Tab, chromium, needs_chromium, overflow, until, whole_note
+from page_support import EVIL, READ, Shown, Tab, needs_chromium, overflow, until, whole_note
 from sentinel_batches import RUN, WALL_NS, finding
 
 from grpo_sentinel.records import Action, HaltState, Liveness
@@ -39,17 +39,6 @@ class Kept:
 
     def view(self, name: str) -> None:
         return None
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def shown(tmp_path: Path) -> Shown:
-    return Shown(tmp_path)
 
 
 def text(page: Any, part: str) -> str:
