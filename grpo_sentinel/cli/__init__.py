@@ -26,6 +26,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("grpo_sentinel.cli.check:check", "Check data, reward, environment, settings or a checkpoint."),
     "resume-point": ("grpo_sentinel.cli.resume_point:resume", "Print the checkpoint that a restart should use."),
     "pins": ("grpo_sentinel.cli.pins:pins", "List and remove the checkpoints that were kept aside."),
+    "rings": ("grpo_sentinel.cli.rings:rings", "List and remove the rings of runs that are over."),
     "incident": ("grpo_sentinel.cli.incident:incident", "List, show, export and replay incident bundles."),
     "report": ("grpo_sentinel.cli.report:report", "Write a report of a run as one HTML file or as Markdown."),
     "reproduce": ("grpo_sentinel.cli.reproduce:reproduce", "Run the captured step of an incident again."),

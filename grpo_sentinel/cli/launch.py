@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 import stat
 import sys
 import time
@@ -21,10 +22,13 @@ from grpo_sentinel.cli.salvage import salvage
 from grpo_sentinel.cli.sidecar import Sidecar, say
 from grpo_sentinel.cli.supervisor import supervise
 from grpo_sentinel.config import Config
-from grpo_sentinel.daemon.places import state_dir
+from grpo_sentinel.daemon.places import ring_roots, state_dir
+from grpo_sentinel.daemon.tidy import make_room
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.history import history_path
 from grpo_sentinel.incidents.evidence import spool_dir
 from grpo_sentinel.protocol import choose_root, sanitise_run_id
+from grpo_sentinel.wording import counted
 
 
 @click.command(context_settings={"allow_interspersed_args": False})  # what begins with - belongs to us up to COMMAND
@@ -55,12 +59,13 @@ def launch(
     config, given = _settings(config_path)
     environment = dict(os.environ)
     run = sanitise_run_id(run_id or base_run_id(environment, command) or new_run_id())
+    _make_room(config, environment, run, for_a_run=True)
     root = _root(config, environment)
     environment.update(agent_environment(config, environment, run, root))
     sidecar = None
     if root is not None and not no_daemon:
         sidecar = Sidecar(sidecar_command(run, root, given, [*map(os.path.abspath, logs), *own_output()]))
-    return supervise(
+    code = supervise(
         list(command),
         environment,
         sidecar,
@@ -70,6 +75,8 @@ def launch(
         halted_exit_code=config.launch.halted_exit_code if halted_exit_code is None else halted_exit_code,
         config_path=None if config_path is None else str(Path(config_path).resolve()),
     )
+    _make_room(config, environment, run, for_a_run=False)
+    return code
 
 
 def _settings(path: str | None) -> tuple[Config, list[str]]:
@@ -89,6 +96,15 @@ def _settings(path: str | None) -> tuple[Config, list[str]]:
     return found.config, words
 
 
+def _make_room(config: Config, environment: Mapping[str, str], run_id: str, *, for_a_run: bool) -> None:
+    """Remove the rings of runs that are over where it is time, or where there is no room; what has gone is said."""
+    history = history_path(state_dir(config, environment), socket.gethostname())
+    gone = make_room(ring_roots(config, environment), history, spared=run_id, for_a_run=for_a_run)
+    if gone:
+        names = ", ".join(one.name for one in gone[:3]) + (f" and {len(gone) - 3} more" if gone[3:] else "")
+        say(f"rings of {counted(len(gone), 'ended run')} removed: {names}")
+
+
 def _root(config: Config, environment: Mapping[str, str]) -> Path | None:
     """Choose where rings live; None when nothing can hold them, which is said."""
     chosen = dict(environment)
@@ -98,6 +114,7 @@ def _root(config: Config, environment: Mapping[str, str]) -> Path | None:
         return choose_root(chosen).absolute()
     except SentinelError as error:
         say(f"{' '.join(str(error).split())} Training starts unwatched; gate and step vote work")
+        say("`grpo-sentinel rings` lists what lies there of runs that are over, and removes it")
         return None
 
 

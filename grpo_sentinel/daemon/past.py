@@ -7,6 +7,7 @@ every rank closed or dead before we came, and
 
 from __future__ import annotations
 
+import enum
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,22 +34,50 @@ class Past:
     halt: HaltStatus = field(default_factory=HaltStatus)
 
 
-def past(directory: Path, clock: Clock, history: Path) -> Past | None:
-    """Give what the history says of a run that is past; None for one that lives, or ended just now and unwatched."""
+class Stage(enum.Enum):
+    """How far a run is that has rings."""
+
+    LIVES = "it lives"
+    UNREAD = "it ended, and its end is in no history"
+    STORED = "it ended, and its history holds all of it"
+
+
+def stage_of(directory: Path, clock: Clock, history: Path) -> Stage:
+    """Tell whether a run lives, or has ended and is in `history` or in that of the sidecar that watched it."""
+    ranks = _ended_ranks(directory, clock)
+    if not ranks:
+        return Stage.LIVES
+    _, watched = _told(directory, ranks, history)
+    return Stage.STORED if watched else Stage.UNREAD
+
+
+def _ended_ranks(directory: Path, clock: Clock) -> Mapping[int, RankStatus]:
+    """Give the ranks of a run that has ended; none of one that lives."""
     collector = RankCollector(directory, clock)
     try:
         ranks = collector.poll().ranks
     finally:
         collector.close()
-    if not ranks or any(status.liveness not in _GONE for status in ranks.values()):
-        return None
+    return ranks if all(status.liveness in _GONE for status in ranks.values()) else {}
+
+
+def _told(directory: Path, ranks: Mapping[int, RankStatus], history: Path) -> tuple[Snapshot, bool]:
+    """Give what is stored of a run and whether its end is."""
     stored = _stored(history, directory.name)
-    age_ns = clock.wall_ns() - last_sign_ns(ranks)
-    watched = _end_is_known(stored, ranks)
     there = read_whereabouts(directory)
-    if not watched and there is not None:  # by another sidecar, with a state directory of its own
-        other = _stored(history_path(Path(there.state_dir), socket.gethostname()), directory.name)
-        stored, watched = (other, True) if _end_is_known(other, ranks) else (stored, False)
+    if _end_is_known(stored, ranks) or there is None:
+        return stored, _end_is_known(stored, ranks)
+    other = _stored(history_path(Path(there.state_dir), socket.gethostname()), directory.name)
+    return (other, True) if _end_is_known(other, ranks) else (stored, False)
+
+
+def past(directory: Path, clock: Clock, history: Path) -> Past | None:
+    """Give what the history says of a run that is past; None for one that lives, or ended just now and unwatched."""
+    ranks = _ended_ranks(directory, clock)
+    if not ranks:
+        return None
+    stored, watched = _told(directory, ranks, history)
+    age_ns = clock.wall_ns() - last_sign_ns(ranks)
     if age_ns < FRESH_NS and not watched:
         return None
     ago = f"{age_ns / 1e9:.0f} s" if age_ns < 120e9 else f"{age_ns / 60e9:.0f} min"
@@ -95,4 +124,4 @@ def _stored(history: Path, run_id: str) -> Snapshot:
         return Snapshot(run_id=run_id)
 
 
-__all__ = ["FRESH_NS", "Past", "last_sign_ns", "past"]
+__all__ = ["FRESH_NS", "Past", "Stage", "last_sign_ns", "past", "stage_of"]

@@ -21,6 +21,8 @@ from grpo_sentinel.cli import cli as root
         ("halt", 2, "there is no run in"),
         ("resume-point", 2, "give the trainer's output directory"),
         ("pins", 0, "no checkpoint is kept"),
+        ("rings", 0, "there are no rings"),
+        ("rings --remove", 2, "--remove needs RUN"),
         ("pins --remove", 2, "--remove needs RUN"),
         ("incident", 0, "no incident in"),
         ("incident list --run-id x", 0, "no incident of run x"),
