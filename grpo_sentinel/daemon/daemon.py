@@ -56,7 +56,7 @@ TIDY_NS = 60_000_000_000  # between two looks for rings that nobody needs any mo
 CLOSE_SECONDS = 5.0
 ORPHAN_SECONDS = 1.0  # after the launched command, its ranks and `launch` itself, beyond launch.linger_seconds
 STUCK_SECONDS = 10.0  # a loop that has not turned for so long is to be started again
-JUST_SAID = ("port", "another daemon")  # keys of what is said and is no problem
+JUST_SAID = ("port", "another daemon", "token of this start", "history")  # keys of what is said and is no problem
 
 Command = tuple[str, Action, str, str, "Future[int]"]
 

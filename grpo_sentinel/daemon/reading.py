@@ -35,8 +35,8 @@ def read_token(config: Config, state: Path, say: Say) -> str | None:
         except (OSError, SentinelError) as error:
             token = secrets.token_urlsafe(24)
             why = getattr(error, "strerror", None) or error
-            say("read token", f"{state / NAME} cannot be used ({why}); reading needs a token of this start alone, "
-                "which only a terminal is shown: set http.read_token_file")  # fmt: skip
+            once = "reading needs a token of this start alone, which only a terminal is shown: set http.read_token_file"
+            say("token of this start", f"{state / NAME} cannot be used ({why}); {once}")
     learn(token)
     return token
 

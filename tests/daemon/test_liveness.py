@@ -105,6 +105,12 @@ def test_a_full_disk_makes_it_unready_not_dead(started: Started, tmp_path: Path)
         until(lambda: ask(f"{url}/readyz")[0] == 503, what="the full disk is seen")
         assert "is full" in ask(f"{url}/readyz")[1]
         assert ask(f"{url}/livez")[0] == 200
+        (small / "ballast").unlink()
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True, timeout=30)
+        until(lambda: ask(f"{url}/readyz")[0] == 200, 40, what="with room again the history goes on")
+        until(
+            lambda: sum(file.stat().st_size for file in small.glob("history.sqlite*")) > 100_000, what="it is written"
+        )
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True, timeout=30)
 
@@ -153,7 +159,7 @@ def test_with_a_fixed_port_that_is_taken_the_sidecar_ends_with_one_sentence(tmp_
 
 def test_training_under_launch_is_watched_all_the_same_when_a_fixed_port_is_taken(tmp_path: Path, taken: int) -> None:
     trainer = (sys.executable, HERE / "fake_trainer.py", "--steps", 200)
-    config = settings(tmp_path, http={"port": taken, "fixed_port": True})
+    config = settings(tmp_path, http={"port": taken, "fixed_port": True}, launch={"linger_seconds": 1})
     done = cli("launch", "--config", config, "--run-id", RUN, "--", *trainer)
     assert done.returncode == 0, done.stderr
     assert f"port {taken} is taken; page, API and /metrics are on port" in done.stderr
