@@ -31,7 +31,7 @@ def test_120_real_healthy_steps_raise_nothing_above_a_note() -> None:
         ("mask_zero", "loss_mask_empty", (0, 1), 12, 12),
         ("lr_spike", "update_ratio_huge", (0, 1), 12, 12),
         ("weight_drift", "replicas_differ", (0, 1), 12, 12),
-        ("memory_leak", "host_memory_runs_out", (1,), 19, 12),
+        ("memory_leak", "host_memory_fills_up", (1,), 24, 12),
         ("straggler", "straggler", (1,), 14, 12),
         ("oov_token", "token_out_of_vocabulary", (1,), 12, 12),
         ("grad_spike", "grad_spike", (), 30, 30),
@@ -51,7 +51,7 @@ def test_a_broken_run_has_one_root_in_the_right_layer_on_the_right_rank_and_step
         ("none", []),
         ("grad_nan", ["nonfinite_updates"]),
         ("grad_spike", ["grad_spike_persists"]),
-        ("memory_leak", ["host_memory_runs_out"]),
+        ("memory_leak", []),
         ("reward_nan", []),
         ("lr_spike", []),
         ("straggler", []),
@@ -59,6 +59,11 @@ def test_a_broken_run_has_one_root_in_the_right_layer_on_the_right_rank_and_step
 )
 def test_a_real_run_is_halted_only_by_what_should_halt_it(run: str, halts: list[str]) -> None:
     assert [rule for rule, finding in newest(run).items() if finding.action >= Action.CHECKPOINT] == halts
+
+
+def test_a_real_leak_far_from_the_limit_is_told_with_its_slope_and_the_steps_that_are_left() -> None:
+    message = newest("memory_leak")["host_memory_fills_up"].message
+    assert message == "resident memory of rank 1 grows by 100 MiB a step, 213 steps or 0.6 minutes to the limit"
 
 
 def test_the_halt_for_a_real_nan_names_rank_and_parameter() -> None:

@@ -184,7 +184,7 @@ def test_of_an_out_of_memory_kill_the_rank_that_grew_is_the_root_and_the_dead_on
     )  # fmt: skip
     assert {"rank_dead", "cgroup_oom_kill"} <= found.keys(), found
     (root,) = {rule for rule, at in found.items() if not at}
-    assert root in ("host_memory_runs_out", "host_memory_culprit"), found
+    assert root in ("host_memory_fills_up", "host_memory_runs_out", "host_memory_culprit"), found
 
 
 def _died(together: bool, exceptions: dict[int, str]) -> list[Finding]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from grpo_sentinel.rules.expression import Expression
 from grpo_sentinel.rules.quantities import quantity
-from grpo_sentinel.rules.robust import theil_sen
+from grpo_sentinel.rules.robust import median, theil_sen
 from grpo_sentinel.rules.view import FINE, NEAR, Verdict, View, unable
 
 
@@ -17,11 +17,14 @@ from grpo_sentinel.rules.view import FINE, NEAR, Verdict, View, unable
 class Drift:
     """Bad when the signal grows steadily and the smallest known `room` is used up within the horizon.
 
-    Steadily: at least `steady` of the steps in the window rise, the newest third grows at least `linear` x as fast as
-    the whole (warm-up growth flattens out, a leak does not), and the growth in the window is at least `min_growth` x
-    the value at its start. `room` lists expressions of what is left (limit - used); the smallest counts. Either
-    horizon is enough: `horizon_steps`, or `horizon_minutes` by the wall clock of the window. Names the ranks that grew
-    at least half as much as the one that grew most.
+    A point is the median of `block` steps. Steadily: at least `steady` of the points in the window rise, the newest
+    third grows at least `linear` x as fast as the whole (warm-up growth flattens out, a leak does not), the growth has
+    lasted `lasting` points, and it is at least `min_growth` x the value at the window's start. The slope is Theil-Sen's
+    of the growth alone, flat points before its onset left out. `room` lists expressions of what is left (limit - used);
+    the smallest counts. Either horizon is enough: `horizon_steps`, or `horizon_minutes` by the wall clock of the
+    window. With `reserve` it is bad only while the room is at most that share of the value. Names the ranks that grew
+    at least half as much as the one that grew most, and the step in which the growth began, also where that lies
+    before the window.
     """
 
     signal: Expression
@@ -34,6 +37,9 @@ class Drift:
     min_growth: float = 0.02
     horizon_steps: float = 300.0
     horizon_minutes: float = 30.0
+    block: int = 1
+    lasting: int = 4
+    reserve: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.room:
@@ -42,13 +48,19 @@ class Drift:
             raise ValueError("expected 6 <= min_points <= window <= 64")
         if not 0 < self.steady <= 1:
             raise ValueError(f"steady is a share of steps, got {self.steady}")
+        if self.block < 1 or self.reserve < 0 or self.lasting < 2:
+            raise ValueError("expected block >= 1, reserve >= 0 and lasting >= 2")
         self._points: deque[tuple[int, int, float]] = deque(maxlen=self.window)
         self._rows: deque[dict[int, float]] = deque(maxlen=self.window)
+        self._block: list[float] = []
+        self._since: int | None = None  # step in which the growth that fills the window began
         self._skipped = 0
         self._room_known = False
         rooms = ", ".join(expression.text for expression in self.room)
         self._no_room = unable(f"no limit known: no value of {rooms}")
-        self._learning = unable(f"needs {self.min_points} points of {self.signal.text}")
+        steps = f" of {self.block} steps each" if self.block > 1 else ""
+        self._learning = unable(f"needs {self.min_points} points of {self.signal.text}{steps}")
+        self._verdict = self._learning
 
     def update(self, view: View) -> Verdict:
         value = self.signal(view.get)
@@ -59,13 +71,27 @@ class Drift:
         if self._skipped < self.skip:
             self._skipped += 1
             return self._learning
+        if self.block > 1:
+            self._block.append(value)
+            if len(self._block) < self.block:
+                return self._verdict
+            value = median(self._block)
+            self._block.clear()
         self._points.append((view.step, view.wall_ns, value))
         self._rows.append(self._by_rank(view, value))
+        self._verdict = self._judge(view, value)
+        return self._verdict
+
+    def _judge(self, view: View, value: float) -> Verdict:
+        first_step, _, first = self._points[0]
+        if value - first <= self.min_growth * abs(first):
+            self._since = None
+            if self._room_known and len(self._points) >= self.min_points:
+                return FINE  # nearly always
         if len(self._points) < self.min_points:
             return self._learning
-        first = self._points[0][2]
-        if self._room_known and value - first <= self.min_growth * abs(first):
-            return FINE  # nearly always
+        if self._since is None and self._steady():
+            self._since = self._onset((value - first) / max(1, view.step - first_step))
         rooms = [room for room in (expression(view.get) for expression in self.room) if room is not None]
         self._room_known = bool(rooms)
         if not rooms:
@@ -86,15 +112,21 @@ class Drift:
             return FINE
         if not self._steady():
             return NEAR
-        slope = theil_sen([point[0] for point in self._points], [point[2] for point in self._points])
-        third = list(self._points)[-max(4, len(self._points) // 3) :]
-        newest = theil_sen([point[0] for point in third], [point[2] for point in third])
+        points = list(self._points)
+        slope, newest = _slope(points), _slope(points[-max(4, len(points) // 3) :])
         if slope <= 0 or newest < self.linear * slope:
             return NEAR
+        onset = self._onset(newest)
+        grew = [point for point in points if point[0] >= onset]
+        if len(grew) < self.lasting:
+            return NEAR
+        slope = max(slope, _slope(grew))
         left = max(0.0, room / slope)
         minutes = left * seconds_per_step / 60
         if left > self.horizon_steps and (minutes > self.horizon_minutes or seconds_per_step == 0):
-            return FINE
+            return NEAR
+        if self.reserve and room > self.reserve * abs(value):
+            return NEAR
         amount = quantity(slope, "bytes" if "_bytes" in self.signal.text else "")
         distance = f"{left:.0f} step{'' if round(left) == 1 else 's'}"
         text = f"{amount} a step, {distance} or {minutes:.1f} minutes to the limit"
@@ -105,7 +137,7 @@ class Drift:
             value=value,
             limit=value + room,
             signal=self.signal.text,
-            onset=self._onset(newest),
+            onset=onset if self._since is None else min(onset, self._since),
             detail=text,
         )
 
@@ -138,3 +170,7 @@ class Drift:
         grown = {rank: last[rank] - first[rank] for rank in last if rank in first}
         most = max(grown.values(), default=0.0)
         return tuple(sorted(rank for rank, growth in grown.items() if growth >= 0.5 * most > 0))
+
+
+def _slope(points: list[tuple[int, int, float]]) -> float:
+    return theil_sen([point[0] for point in points], [point[2] for point in points])
