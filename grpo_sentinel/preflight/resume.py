@@ -120,7 +120,7 @@ def bound_of(run: RunInfo, findings: Iterable[Finding], *, ignore_resolved: bool
 
 
 def candidates(
-    directory: Path, bounds: Sequence[RunBound], state: Path, reported: Collection[Path] = ()
+    directory: Path, bounds: Sequence[RunBound], states: Sequence[Path], reported: Collection[Path] = ()
 ) -> list[Candidate]:
     """List checkpoints and pinned copies, newest step first, the trainer's own before a copy of the same step."""
     found = [
@@ -136,7 +136,8 @@ def candidates(
         for bound in [_owner(one.path, bounds)]
     ]
     for bound in bounds:
-        for place in (directory.parent / PINNED_NAME / bound.run_id, state / "pinned" / bound.run_id):
+        aside = [state / "pinned" / bound.run_id for state in states]
+        for place in (directory.parent / PINNED_NAME / bound.run_id, *aside):
             found += [
                 Candidate(path=one.path, step=one.step, run_id=bound.run_id, pinned=True, bound=bound, reported=True)
                 for one in scan_directory(place)
@@ -203,20 +204,21 @@ def _reasons(one: Candidate, report: CheckpointReport | None) -> tuple[str, ...]
 
 
 def resume_point(
-    directory: Path, reader: HistoryReader | None, state: Path, *, ignore_resolved: bool = False
+    directory: Path, histories: Sequence[tuple[HistoryReader | None, Path]], *, ignore_resolved: bool = False
 ) -> ResumePoint:
     """Choose the checkpoint in `directory` (an output directory) that a restart should use.
 
-    `reader` None: no history, so only completeness and finiteness are judged. Raises `HistoryError` when it cannot be
-    read.
+    `histories`: each with the state directory it lies in; a reader of None: there is no history, so only completeness
+    and finiteness are judged. Raises `HistoryError` when one cannot be read.
     """
     bounds = []
     reported: set[Path] = set()
-    if reader is not None:
+    for reader in [reader for reader, _ in histories if reader is not None]:
         for run in runs_in(reader, directory):
             bounds.append(bound_of(run, reader.findings(run.run_id), ignore_resolved=ignore_resolved))
             reported.update(reported_saves(reader, run.run_id))
-    return choose(candidates(directory, bounds, state, reported), bounds)
+    bounds.sort(key=lambda bound: -bound.started_wall_ns)
+    return choose(candidates(directory, bounds, [state for _, state in histories], reported), bounds)
 
 
 __all__ = ["ResumePoint", "bound_of", "output_directory", "resume_point", "runs_in"]
