@@ -92,7 +92,8 @@ def shown(word: str) -> str:
 def stay_up(screen: Screen, folder: Path, rings: Path, sidecar: subprocess.Popen[bytes]) -> None:
     """Tell where the sidecar answers and wait for Ctrl-C, or for its end."""
     note = rings / "daemon.json"
-    url = json.loads(note.read_text())["url"] if note.is_file() else ""
+    shown = "page" if sys.stdout.isatty() else "url"  # the first holds the token that reading needs
+    url = json.loads(note.read_text())[shown] if note.is_file() else ""
     screen.title("The sidecar stays up, until Ctrl-C")
     screen.fact("page", url or f"not served, see {folder / 'sidecar.log'}")
     screen.fact("in words", f"{launching.sentinel()} status --config {folder / 'sentinel.yaml'}")

@@ -22,6 +22,7 @@ from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import read_note
 from grpo_sentinel.daemon.places import ring_roots, run_directories, state_dir
 from grpo_sentinel.daemon.port_holder import holder_of
+from grpo_sentinel.daemon.reading import NAME
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.stacks import find_py_spy
 from grpo_sentinel.protocol import Geometry, candidate_roots, choose_root, user_dir
@@ -260,6 +261,20 @@ def port(config: Config) -> list[Finding]:
     return [Finding("port", State.GOOD, f"{address[0]}:{address[1]} is free")]
 
 
+def reading(config: Config) -> list[Finding]:
+    """Whether other users of this node can read the runs: loopback is no border between them."""
+    http = config.http
+    if not http.enabled:
+        return []
+    given = http.read_token or http.read_token_file or os.environ.get(http.read_token_env or "", "")
+    if http.open_reading and not given:
+        remedy = "fine on a machine of your own; else http.open_reading: false, or http.read_token_file"
+        return [Finding("reading", State.NOTE, "everybody on this node can read runs, findings and incidents", remedy)]
+    place = "the token of the settings" if given else f"the token in {state_dir(config) / NAME}"
+    return [Finding("reading", State.GOOD, f"page and API need {place}; /metrics is open")]
+
+
 CHECKS: tuple[Callable[[Config], list[Finding]], ...] = (
     python, packages, attachment, rings, old_runs, shared_memory, nvml, memory_limit, stacks, state_directory, port,
+    reading,
 )  # fmt: skip

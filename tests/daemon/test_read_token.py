@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_sentinel.cli.checkup import reading
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.reading import NAME, page_link, read_token
 from grpo_sentinel.scrub import scrub
@@ -144,3 +145,17 @@ def test_the_address_with_the_token_is_shown_to_a_terminal_and_to_no_log(tmp_pat
     in_a_log = _stderr_of_a_sidecar(tmp_path, terminal=False)
     assert "page, API and /metrics on http://127.0.0.1:" in in_a_log
     assert own not in in_a_log
+
+
+@pytest.mark.parametrize(
+    ("http", "state", "said"),
+    [
+        ({}, "ok", "page and API need the token in "),
+        ({"open_reading": True}, "note", "everybody on this node can read runs"),
+        ({"open_reading": True, "read_token_file": "/x"}, "ok", "page and API need the token of the settings"),
+    ],
+)
+def test_the_doctor_says_who_may_read(tmp_path: Path, http: dict[str, object], state: str, said: str) -> None:
+    (found,) = reading(Config.model_validate({"http": http, "state_dir": str(tmp_path)}))
+    assert (found.state.value, found.found[: len(said)]) == (state, said)
+    assert bool(found.remedy) == (state == "note")
