@@ -113,8 +113,9 @@ def _root(config: Config, environment: Mapping[str, str]) -> Path | None:
     try:
         return choose_root(chosen).absolute()
     except SentinelError as error:
-        say(f"{' '.join(str(error).split())} Training starts unwatched; gate and step vote work")
-        say("`grpo-sentinel rings` lists what lies there of runs that are over, and removes it")
+        text = " ".join(str(error).split())
+        remedy = ", or remove what `grpo-sentinel rings` lists." if "KiB free;" in text else "."
+        say(f"{text.removesuffix('.')}{remedy} Training starts unwatched; gate and step vote work")
         return None
 
 

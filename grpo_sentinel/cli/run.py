@@ -49,7 +49,10 @@ def run(
 ) -> int:
     """Watch runs, judge them, ask trainers to halt, and serve page, API and /metrics until SIGTERM."""
     from grpo_sentinel.cli.runs import settings
+    from grpo_sentinel.config import Config
     from grpo_sentinel.daemon.daemon import Daemon
+    from grpo_sentinel.daemon.places import state_dir
+    from grpo_sentinel.daemon.whereabouts import list_state_dir
 
     if as_json and not once:
         raise click.UsageError("--json needs --once; for a sidecar that runs, `grpo-sentinel status --json`")
@@ -69,6 +72,8 @@ def run(
     if launcher_pid is not None:  # the terminal is the training's: no line about a machine that has no GPU
         logging.getLogger("grpo_sentinel.collectors").setLevel(logging.WARNING)
         config = config.model_copy(update={"http": config.http.model_copy(update={"fixed_port": False})})
+    if config.sinks.history.enabled:
+        list_state_dir(state_dir(Config()), state_dir(config))
     daemon = Daemon(
         config,
         run_dir=Path(run_dir) if run_dir is not None else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -14,8 +15,9 @@ from grpo_sentinel.clock import SystemClock
 from grpo_sentinel.collectors.ranks import RankCollector
 from grpo_sentinel.config import Config, load_config
 from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories, state_dir
-from grpo_sentinel.daemon.whereabouts import read_whereabouts
-from grpo_sentinel.errors import ConfigError, SentinelError
+from grpo_sentinel.daemon.whereabouts import listed_state_dirs, read_whereabouts
+from grpo_sentinel.errors import ConfigError, HistoryError, SentinelError
+from grpo_sentinel.history import HistoryReader, history_path
 from grpo_sentinel.records import Liveness
 from grpo_sentinel.views import RankStatus
 
@@ -58,22 +60,35 @@ def settings(path: str | None, root: str | None = None, *, faulty: bool = False)
 
 
 def settings_of(path: str | None, run_id: str | None, root: str | None = None) -> Config:
-    """Load the configuration; without one, that of the sidecar which watched the run that is meant, as noted there."""
+    """Load the configuration; without one, that of the sidecar which watched the run that is meant, as noted there.
+
+    Where its rings are gone it is the one whose history knows the run.
+    """
     config = settings(path, root)
     if path is not None:
         return config
     try:
         return noted(config, find_run(config, run_id))
     except NoRun:
-        return config
+        return next((one for one in settings_of_all(None) if run_id is not None and _knows(one, run_id)), config)
+
+
+def _knows(config: Config, run_id: str) -> bool:
+    try:
+        with HistoryReader(history_path(state_dir(config), socket.gethostname())) as reader:
+            return any(belongs_to(Path(run.run_id), run_id) for run in reader.runs())
+    except HistoryError:
+        return False
 
 
 def settings_of_all(path: str | None) -> list[Config]:
-    """Load the configuration; without one, also give that of every other sidecar whose runs have rings here."""
+    """Load the configuration; without one, also give that of every other sidecar of this user that is known here."""
     config = settings(path)
     found = [config]
     if path is None:
         found += [noted(config, directory) for directory in run_directories(ring_roots(config))]
+        others = listed_state_dirs(state_dir(config))
+        found += [config.model_copy(update={"state_dir": str(place)}) for place in others if place.is_dir()]
     return list({state_dir(one).absolute(): one for one in reversed(found)}.values())[::-1]
 
 

@@ -3,6 +3,8 @@
 <run>/.history.json                          written by the sidecar that takes the run up, 0600
 <sentinel-pinned>/<run>/.history.json        stays when the rings are gone, as after a reboot
 {"state_dir": "/runs/state", "config": "/runs/sentinel.yaml"}
+
+<usual state directory>/state_dirs           every other state directory that a sidecar of this user had, one a line
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 NAME = ".history.json"  # hidden: neither a ring nor a kept checkpoint
+_LIST = "state_dirs"
+_MOST_LISTED = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,4 +55,26 @@ def read_whereabouts(directory: Path) -> Whereabouts | None:
     return found if Path(found.state_dir).is_absolute() else None
 
 
-__all__ = ["NAME", "Whereabouts", "read_whereabouts", "write_whereabouts"]
+def list_state_dir(usual: Path, state_dir: Path) -> None:
+    """Add a state directory to the list in the `usual` one, so that it is found when rings are gone. Never raises."""
+    known, here = listed_state_dirs(usual), state_dir.absolute()
+    if here in (usual.absolute(), *known[:1]):
+        return
+    lines = [here, *(one for one in known if one != here)][:_MOST_LISTED]
+    draft = usual / f".{_LIST}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        usual.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft.write_text("".join(f"{one}\n" for one in lines), encoding="utf-8")
+        draft.replace(usual / _LIST)
+
+
+def listed_state_dirs(usual: Path) -> list[Path]:
+    """Give the state directories of that list, the newest first."""
+    try:
+        lines = (usual / _LIST).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [Path(line) for line in lines[:_MOST_LISTED] if line.startswith("/")]
+
+
+__all__ = ["NAME", "Whereabouts", "list_state_dir", "listed_state_dirs", "read_whereabouts", "write_whereabouts"]

@@ -97,10 +97,23 @@ def test_without_its_history_a_run_is_unknown_and_no_checkpoint_is_chosen(
         (run / "away").rename(run / "own-state")
 
 
+def test_after_a_reboot_the_list_of_state_directories_tells_where_the_history_is(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GRPO_SENTINEL_DIR", str(tmp_path / "rings"))
+    assert main(["resume-point", "bad"]) == 0
+    assert Path(capsys.readouterr().out.strip()).name == "checkpoint-6"
+    assert main(["status", "bad"]) == 0
+    assert "gradient critical" in said(capsys)
+    assert main(["incident", "list"]) == 0
+    assert "bad" in said(capsys)
+
+
 def test_after_a_reboot_the_kept_checkpoints_tell_where_the_history_is(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GRPO_SENTINEL_DIR", str(tmp_path / "rings"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "fresh"))
     assert main(["resume-point", str(run / "out")]) == 0
     assert Path(capsys.readouterr().out.strip()).name == "checkpoint-6"
     (run / "own-state").rename(run / "away")

@@ -230,7 +230,7 @@ def test_a_mistake_holds_back_what_it_may_have_meant_and_no_more(
 
 
 @pytest.mark.parametrize("kind", ["missing", "read-only", "full"])
-def test_without_a_place_for_rings_training_runs_and_one_line_says_so(tmp_path: Path, config: Path, kind: str) -> None:
+def test_without_a_place_for_rings_training_runs_and_that_is_said_first_and_last(tmp_path: Path, config: Path, kind: str) -> None:
     place = tmp_path / "place"
     if kind == "missing":
         (tmp_path / "file").write_text("")
@@ -250,9 +250,11 @@ def test_without_a_place_for_rings_training_runs_and_one_line_says_so(tmp_path: 
         if kind == "full":
             subprocess.run(["umount", place], check=True)
     assert (done.returncode, done.stdout.strip()) == (0, "trained")
-    assert done.stderr.count("\n") == 1
-    assert str(place) in done.stderr
-    assert "Training starts unwatched" in done.stderr
+    first, last = done.stderr.splitlines()
+    assert str(place) in first
+    assert "Training starts unwatched" in first
+    assert ("`grpo-sentinel rings` lists" in first) is (kind == "full")
+    assert "nothing was watched" in last
 
 
 def test_kill_9_of_the_sidecar_leaves_training_alone_and_starts_it_again(started: Started, config: Path) -> None:
