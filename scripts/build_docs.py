@@ -193,11 +193,13 @@ def configuration_markdown() -> str:
         "The trainer's side reads no file. `launch` hands its settings on through the environment; under another "
         "launcher, set them yourself."
     ), "", "| variable | what it does |", "| --- | --- |",
-        "| `GRPO_SENTINEL` | `1` lets the installed `.pth` attach the agent to TRL trainers; unset, it does nothing |",
+        "| `GRPO_SENTINEL` | `1` lets the installed `.pth` attach the agent to TRL trainers; unset, it does nothing; "
+        "`0` switches everything off, `attach()` too |",
         "| `GRPO_SENTINEL_DIR` | directory of the rings; default `/dev/shm`, then `XDG_RUNTIME_DIR`, then `TMPDIR` |",
         "| `GRPO_SENTINEL_RUN_ID` | name of the run; else from torchrun, Slurm, Ray, `launch`, or rank 0 |",
         "| `GRPO_SENTINEL_PARENT_RUN_ID` | name of the run that this one resumes |",
-        "| `GRPO_SENTINEL_SETTINGS` | the `agent` section as JSON |", ""]
+        "| `GRPO_SENTINEL_SETTINGS` | the `agent` section as JSON |",
+        "| `GRPO_SENTINEL_READ_TOKEN` | of the sidecar: token that page and API need (`http.read_token_env`) |", ""]
     return "\n".join(lines)
 
 
