@@ -18,7 +18,8 @@ import pytest
 import yaml
 from run_support import HERE, Started, cli, directory_of, until
 
-from grpo_sentinel.config import Config
+from grpo_sentinel.cli.status import page_of
+from grpo_sentinel.config import Config, load_config
 from grpo_sentinel.daemon import daemon as daemon_module
 from grpo_sentinel.daemon.claim import read_note
 from grpo_sentinel.daemon.daemon import Daemon
@@ -78,6 +79,9 @@ def test_a_webhook_that_is_down_makes_it_unready_not_dead_and_all_views_count_it
     assert ask(f"{url}/healthz") == (200, body)
     shown = cli("status", "--config", tmp_path / "sentinel.yaml").stdout
     assert "the sink alertmanager is" in " ".join(shown.split()), shown
+    token = (tmp_path / "state" / "grpo-sentinel" / "read-token").read_text().strip()
+    assert page_of(load_config(tmp_path / "sentinel.yaml"), RUN) == f"{url}/#token={token}"
+    assert token not in shown, "a pipe may lead into a log"
     probe = yaml.safe_load((ROOT / "deploy/kubernetes/job.yaml").read_text().split("\n---\n")[0])
     argv = probe["spec"]["template"]["spec"]["initContainers"][0]["livenessProbe"]["exec"]["command"]
     argv = [sys.executable, *(word.replace("http://127.0.0.1:9477", url) for word in argv[1:])]
