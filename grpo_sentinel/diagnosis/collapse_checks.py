@@ -95,7 +95,7 @@ def reward_lost(view: LogView) -> Candidate | None:
             view, "reward_dropped", "undetermined", 0.3, index, row, says, role="witness",
             would_decide=("ten completions from before the fall and ten from after it", "the log of what scores them"),
         )  # fmt: skip
-    return found(view, "policy_collapsed", "policy", 0.5, index, row, f"{fell}, little by little")
+    return found(view, "policy_collapsed", "policy", 0.6, index, row, f"{fell}, little by little")
 
 
 def _best(rewards: Sequence[Point]) -> float:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
+from grpo_sentinel.diagnosis.thinning import rank_of
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
-from grpo_sentinel.diagnosis.view import LogView, rank_of
+from grpo_sentinel.diagnosis.view import LogView
 from grpo_sentinel.history.logs.formats import Row
 
 Point = tuple[int, Row, float]

@@ -96,6 +96,14 @@ _SHAPES = re.compile(
 )
 
 
+_OF_DATA = re.compile(
+    r"\b(?:check|inspect|clean|filter|fix)\b.{0,30}\b(?:data(?:set)?|samples?|prompts?|examples?)\b"
+    r"|\b(?:data(?:set)?|samples?|prompts?|examples?)\b.{0,20}\b(?:is|are|was|were) (?:too|empty|invalid|malformed)\b"
+    r"|\b(?:empty|invalid|malformed) (?:data(?:set)?|samples?|prompts?|examples?)\b"
+)
+"""Messages that send the reader to the data."""
+
+
 def layer_of(traceback: Traceback) -> str | None:
     """Tell whose work failed; None where neither the exception nor a frame tells."""
     last = traceback.type.rpartition(".")[2]
@@ -121,6 +129,8 @@ def layer_of(traceback: Traceback) -> str | None:
     if last == "KeyError" and key_of_samples(traceback):
         return "data"
     if last in ORDINARY and frames and _SAMPLES.search(traceback.frames[-1].source):
+        return "data"
+    if last in ("ValueError", "RuntimeError", "AssertionError", "Exception") and _OF_DATA.search(traceback.message):
         return "data"
     if last == "Exception" or "Timeout" in last or (last == "RuntimeError" and _elsewhere(traceback.message)):
         return None  # too general without a frame that speaks, or the reason lies elsewhere

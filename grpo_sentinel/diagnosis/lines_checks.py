@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from grpo_sentinel.diagnosis.thinning import rank_of
 from grpo_sentinel.diagnosis.traceback_checks import beside_the_point
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
-from grpo_sentinel.diagnosis.view import LogView, rank_of
+from grpo_sentinel.diagnosis.view import LogView
 from grpo_sentinel.history.logs.markers import Hit
 
 CONFIDENCE = {"cause": 0.85, "symptom": 0.5, "witness": 0.2}
-OF_MEMORY = 0.75
-"""A device that ran out of memory is only the victim of what took it, but that memory ran out is sure."""
+OF_SYMPTOMS = {"memory": 0.75, "communication": 0.6, "gradient": 0.6, "reward": 0.6}
+"""A device that ran out of memory is only the victim of what took it, but that memory ran out is sure; ranks that
+waited and gradients that were no numbers were the layer in question wherever nothing else was found."""
 
 _WHO_KILLED = ("`dmesg -T | grep -i -E 'killed process|oom'` on that node", "the scheduler's record of the job")
 
@@ -107,7 +109,7 @@ def _candidate(view: LogView, name: str, hit: Hit) -> Candidate:
         name=name,
         layer=marker.layer,
         role=marker.role,
-        confidence=OF_MEMORY if (marker.layer, marker.role) == ("memory", "symptom") else CONFIDENCE[marker.role],
+        confidence=OF_SYMPTOMS.get(marker.layer, 0.5) if marker.role == "symptom" else CONFIDENCE[marker.role],
         says=says,
         rank=_rank(hit),
         at=hit.line.number / max(view.lines, 1),

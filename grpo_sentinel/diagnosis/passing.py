@@ -64,6 +64,10 @@ class Tails:
             self._outlived.update(_DIGITS.sub("", line.text) for line in lines if _tells(line))
         lines.clear()
 
+    def behind(self, source: str) -> tuple[Line, ...]:
+        """Give the last lines behind the last row, oldest first."""
+        return tuple(self._lines.get(source, ()))
+
     def drop(self, source: str, first: int) -> None:
         """Forget the lines from a number on."""
         kept = (line for line in self._lines.pop(source, ()) if line.number < first)
@@ -94,3 +98,12 @@ def told_in_passing(hit: Hit) -> bool:
 def opens_aside(text: str) -> bool:
     """Tell whether the traceback that follows is of something that nobody waits for: it ends no process."""
     return _ASIDE.search(text) is not None
+
+
+_AGAIN = 8
+
+
+def babbles(text: str) -> bool:
+    """Tell whether a line ends in one word again and again, as a completion does that runs to its limit."""
+    words = text[-160:].rsplit(None, _AGAIN)[1:-1]  # the last one may be cut, or closed by a quote
+    return len(words) == _AGAIN - 1 and words[0] == words[-1] and words[0].isalpha() and len(set(words)) == 1

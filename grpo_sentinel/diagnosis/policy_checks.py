@@ -111,15 +111,33 @@ def mismatch(view: LogView) -> Candidate | None:
 
 
 def clipped_at_once(view: LogView) -> Candidate | None:
-    """More than half of the tokens outside the clip range in most rows from the first on: log-probs do not agree."""
-    points = [p for p in view.series("policy.clip_ratio") if math.isfinite(p[2])]
-    over = [p for p in points if p[2] > 0.5]
-    if len(points) < 5 or len(over) < 0.8 * len(points) or points[0] not in over:
+    """Far too many tokens outside the clip range in most rows from the first on: log-probs do not agree."""
+    for name, limit, what in (
+        ("policy.clip_ratio", 0.3, "{:.0%} of the tokens are clipped"),
+        ("policy.approx_kl_nats", 0.2, "the policy is {:.3g} nats away from the one that wrote the rollout"),
+    ):
+        points = [p for p in view.series(name) if math.isfinite(p[2])]
+        over = [p for p in points if p[2] > limit]
+        if len(points) < 3 or len(over) < 0.8 * len(points) or points[0] not in over:
+            continue
+        index, row, value = points[0]
+        return found(
+            view, "ratio_pinned", "policy", 0.65, index, row,
+            f"{what.format(value)} from the first row on: log-probs of the update differ from those of the rollout",
+        )  # fmt: skip
+    return None
+
+
+def uncorrelated(view: LogView) -> Candidate | None:
+    """Probabilities of engine and trainer that do not go together."""
+    points = [p for p in view.series("policy.sampling_correlation") if math.isfinite(p[2])]
+    low = [p for p in points if p[2] < 0.9]
+    if len(low) < 3 or len(low) < 0.5 * len(points):
         return None
-    index, row, value = points[0]
+    index, row, value = low[0]
     return found(
-        view, "ratio_pinned", "policy", 0.6, index, row,
-        f"{value:.0%} of the tokens are clipped from the first row on: log-probs before and after the rollout differ",
+        view, "rollout_mismatch", "policy", 0.65, index, row,
+        f"the probabilities of rollout engine and trainer correlate at {value:.3g} only (healthy: above 0.99)",
     )  # fmt: skip
 
 
@@ -180,6 +198,7 @@ POLICY_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
     entropy_collapsed,
     mismatch,
     clipped_at_once,
+    uncorrelated,
     kl_out_of_bounds,
     length_explosion,
     memory_growth,

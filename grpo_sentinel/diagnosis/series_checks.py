@@ -71,7 +71,7 @@ def first_nonfinite_gradient(view: LogView) -> Candidate | None:
     after = [p for p in points if p[0] > index]
     if after and any(math.isfinite(p[2]) for p in after) and len(bad) <= max(1, len(points) // 20):
         return found(
-            view, "isolated_nonfinite_gradient", "gradient", 0.45, index, row,
+            view, "isolated_nonfinite_gradient", "gradient", 0.6, index, row,
             f"the gradient norm was {value} and then finite again: that update was skipped or did no harm",
             role="symptom",
         )  # fmt: skip
@@ -160,7 +160,7 @@ def gradient_spike(view: LogView) -> Candidate | None:
         # several high ones are a heavy tail, which is normal
         if value > 10 * middle and value > 3 * second and (suffer or len(points) - place < behind):
             return found(
-                view, "gradient_spike", "gradient", 0.45, index, row,
+                view, "gradient_spike", "gradient", 0.6 if value > 40 * middle else 0.45, index, row,
                 f"the gradient norm is {value:.3g} against a median of {middle:.3g}", role="symptom",
             )  # fmt: skip
     return None

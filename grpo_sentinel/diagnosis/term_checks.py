@@ -24,50 +24,41 @@ from grpo_sentinel.diagnosis.found import (
     found,
     rewards_rise,
 )
-from grpo_sentinel.diagnosis.verdict import Candidate
+from grpo_sentinel.diagnosis.terms import of_answers, of_form, takes, terms_of
+from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView
 
-_TERM = re.compile(r"(?:train/)?rewards/(?P<name>[^/]+?)(?:/mean)?$")
-_OF_ANSWERS = re.compile(r"correct|accura|answer|math|solution|exact|verif|solve|pass|success", re.IGNORECASE)
-_OF_SHAPE = re.compile(r"format|length|len_|xml|tag|strict|soft|style|penalt|overlong|repet|int_|number", re.IGNORECASE)
 _FEW = 20  # rows below which a hard task may just not have been solved yet
-
-
-def _terms(view: LogView) -> dict[str, list[Point]]:
-    """Series of the means of every term of the reward."""
-    names = dict.fromkeys(raw for row in view.rows for raw in row.raw if _TERM.fullmatch(raw))
-    return {str(found_name["name"]): view.series(raw) for raw in names if (found_name := _TERM.fullmatch(raw))}
-
-
-def _matters(name: str) -> bool:
-    return _OF_ANSWERS.search(name) is not None and _OF_SHAPE.search(name) is None
+_FEW_OF_FORM = 12  # and below which a form may not have been learned
 
 
 def dead_term(view: LogView) -> Candidate | None:
-    """The only term about the answers is one exact value in every row while others pay: it never sees what it needs."""
-    terms = _terms(view)
-    mattering = {name: points for name, points in terms.items() if _matters(name)}
-    if len(terms) < 2 or len(mattering) != 1:
+    """A term that is exactly 0 in every row while others pay: it never sees what it needs, or never matches."""
+    terms = terms_of(view)
+    alive = [name for name, points in terms.items() if len({p[2] for p in points}) >= _FEW_OF_FORM]
+    if not alive:
         return None
-    ((name, points),) = mattering.items()
-    values = {p[2] for p in points}
-    if len(points) < _FEW or values != {0.0} or not any(len({p[2] for p in other}) >= _FEW for other in terms.values()):
-        return None
-    index, row, _ = points[0]
-    return found(
-        view, "dead_reward_term", "reward", 0.6, index, row,
-        f"the term {name} is exactly 0 in all {len(points)} rows while others pay: nothing is learned about answers",
-    )  # fmt: skip
+    for name, points in terms.items():
+        enough = _FEW_OF_FORM if of_form(name) else _FEW
+        if takes(name) or len(points) < enough or any(p[2] != 0.0 for p in points):
+            continue
+        index, row, _ = points[0]
+        return found(
+            view, "dead_reward_term", "reward", 0.65, index, row,
+            f"the term {name} is exactly 0 in all {len(points)} rows while {alive[0]} pays: it never matches, or never "
+            "sees what it needs",
+        )  # fmt: skip
+    return None
 
 
 def traded_term(view: LogView) -> Candidate | None:
     """The sum rises while the term about the answers falls by half: an easier term is farmed instead."""
-    terms = _terms(view)
-    if len(terms) < 2 or "margins" in terms or not rewards_rise(view):
+    terms = terms_of(view)
+    if len(terms) < 2 or not rewards_rise(view):
         return None
     for name, series in terms.items():
         points = [p for p in series if math.isfinite(p[2])]
-        if not _matters(name) or len(points) < 8:
+        if not of_answers(name) or len(points) < 8:
             continue
         before, after = ends(points)
         if before > 0.1 and after < 0.5 * before:
@@ -89,9 +80,47 @@ def hollow_answers(view: LogView) -> Candidate | None:
         return None
     index, row, _ = first_beyond(lengths, (before + after) / 2, up=False)
     return found(
-        view, "traded_reward_term", "reward", 0.55, index, row,
+        view, "traded_reward_term", "reward", 0.65, index, row,
         f"the reward rises while completions shrink from {before:.0f} to {after:.0f} tokens: it pays for empty answers",
     )  # fmt: skip
+
+
+def hollow_text(view: LogView) -> Candidate | None:
+    """The reward rises while a printed completion is one word again and again: the checker pays for it."""
+    line = view.babble
+    if line is None or not rewards_rise(view):
+        return None
+    rewards = finite_points(view, REWARD)
+    before, after = ends(rewards)
+    return Candidate(
+        name="traded_reward_term", layer="reward", confidence=0.65, at=line.number / max(view.lines, 1),
+        says=f"the reward rises from {before:.3g} to {after:.3g} while a completion is one word again and again: "
+        "it pays for what is no answer",
+        evidence=(Evidence(source=line.source, line=line.number, text=line.text.strip()[:300]),),
+    )  # fmt: skip
+
+
+def validation_falls(view: LogView) -> Candidate | None:
+    """The reward of training rises while that of the same trainer's validation falls by a third and more."""
+    if not rewards_rise(view):
+        return None
+    for name in dict.fromkeys(raw for row in view.rows for raw in row.raw if _OF_VALIDATION.match(raw)):
+        points = finite_points(view, (name,))
+        if len(points) < 4:
+            continue
+        before, after = points[0][2], min(p[2] for p in points[-2:])
+        worse = max(p[2] for p in points[-2:])
+        if before > 0.05 and worse < 0.67 * before:
+            index, row, _ = points[-1]
+            return found(
+                view, "traded_reward_term", "reward", 0.65, index, row,
+                f"the reward rises while {name} falls from {before:.3g} to {after:.3g}: what is paid is not what is "
+                "wanted",
+            )  # fmt: skip
+    return None
+
+
+_OF_VALIDATION = re.compile(r"(?:val(?:idation)?|eval|test)[-_/].*(?:acc|reward|score|pass|mean@)")
 
 
 def weights_stay(view: LogView) -> Candidate | None:
@@ -122,7 +151,7 @@ def _drifts(points: list[Point]) -> bool:
 
 def silent_term(view: LogView) -> Candidate | None:
     """A term that gives no number in any row, although the sum is one: the sum leaves it out."""
-    for name, points in _terms(view).items():
+    for name, points in terms_of(view).items():
         if len(points) < 5 or any(math.isfinite(p[2]) for p in points):
             continue
         totals = view.series(*REWARD)
@@ -139,6 +168,8 @@ TERM_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
     dead_term,
     traded_term,
     hollow_answers,
+    hollow_text,
+    validation_falls,
     silent_term,
     weights_stay,
 )

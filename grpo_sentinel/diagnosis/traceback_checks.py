@@ -6,8 +6,9 @@ import re
 
 from grpo_sentinel.diagnosis.frames import layer_of, of_a_compiler, of_a_tracker
 from grpo_sentinel.diagnosis.reward_frames import reward_function
+from grpo_sentinel.diagnosis.thinning import rank_of
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
-from grpo_sentinel.diagnosis.view import LogView, rank_of
+from grpo_sentinel.diagnosis.view import LogView
 from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.tracebacks import Traceback
 
@@ -19,7 +20,7 @@ PASSED_ON = re.compile(
 """Exceptions that only pass on that something else ended: no cause in themselves."""
 
 GENERIC = ("python_error", "not_implemented", "deprecated_arg", "missing_attribute", "missing_argument",
-           "reward_missing", "reward_error", "index_range", "column_missing")  # fmt: skip
+           "reward_missing", "reward_error", "scoring_failed", "index_range", "column_missing")  # fmt: skip
 """Markers whose meaning depends on the frames above them."""
 
 SHAPES = ("mask_shape", "shape_mismatch", "ragged_batch", "ragged_tensor", "ragged_sequence", "broken_file", "bad_text")
@@ -93,6 +94,9 @@ _PROGRAM = re.compile(
 )
 
 
+_OF_DATA_SETS = re.compile(r"Data(?:set|Files)\w*Error$|Arrow\w+$")
+
+
 def _bare(view: LogView) -> list[Candidate]:
     """An exception without its frames: its type tells where it is a special one; else it is the program's own."""
     if view.survived("python_error"):
@@ -106,9 +110,10 @@ def _bare(view: LogView) -> list[Candidate]:
         if layer is None or (layer == "tooling" and not _PROGRAM.search(name)):
             continue
         what = f"{name}: {message[:120]}" if message else name
+        sure = layer == "tooling" or _OF_DATA_SETS.search(name) is not None
         return [
             Candidate(
-                name="python_exception", layer=layer, role="symptom", confidence=0.4,
+                name="python_exception", layer=layer, role="symptom", confidence=0.6 if sure else 0.4,
                 rank=rank_of(hit.line.text, hit.line.source), at=hit.line.number / max(view.lines, 1),
                 says=f"{what} ended the process; the log lacks its frames",
                 evidence=(Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300]),),

@@ -13,6 +13,7 @@ from statistics import median
 
 from grpo_sentinel.diagnosis.found import GRAD, LOSS, STD, ends, finite_points, first_beyond, found
 from grpo_sentinel.diagnosis.lines_checks import evidence
+from grpo_sentinel.diagnosis.normal import one_nan_loss
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.diagnosis.view import LogView
 
@@ -73,7 +74,7 @@ def isolated_nan_loss(view: LogView) -> Candidate | None:
         return None
     points = view.series(*LOSS)
     bad = [p for p in points if not math.isfinite(p[2])]
-    if not bad or len(points) < 3 or len(bad) > max(1, len(points) // 3):
+    if not bad or len(points) < 3 or len(bad) > max(1, len(points) // 3) or one_nan_loss(view):
         return None
     places = {p[0] for p in bad}
     if points[0] in bad or points[-1] in bad or any(place + 1 in places for place in places):
@@ -82,7 +83,7 @@ def isolated_nan_loss(view: LogView) -> Candidate | None:
     norms = [name for name, other in row.raw.items() if name.endswith("norm") and not _is_finite(other)]
     if norms:
         return found(
-            view, "isolated_nonfinite_gradient", "gradient", 0.5, index, row,
+            view, "isolated_nonfinite_gradient", "gradient", 0.6, index, row,
             f"the loss is {value} in one row between finite ones, and so is {norms[0]}: that update was skipped",
             role="symptom",
         )  # fmt: skip

@@ -6,18 +6,20 @@ comes after the chosen one is its chain. Witnesses alone (an exit code, an async
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 
 from grpo_sentinel.diagnosis.absence_checks import ABSENCE_CHECKS
 from grpo_sentinel.diagnosis.collapse_checks import COLLAPSE_CHECKS
+from grpo_sentinel.diagnosis.endings import stood_still
 from grpo_sentinel.diagnosis.found import rewards_suffer
 from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
+from grpo_sentinel.diagnosis.normal import calibrating, notes_of
 from grpo_sentinel.diagnosis.policy_checks import POLICY_CHECKS
 from grpo_sentinel.diagnosis.series_checks import CHECKS
 from grpo_sentinel.diagnosis.signal_checks import SIGNAL_CHECKS
+from grpo_sentinel.diagnosis.silence import nothing
 from grpo_sentinel.diagnosis.term_checks import TERM_CHECKS
 from grpo_sentinel.diagnosis.traceback_checks import GENERIC, SHAPES, candidates_of_tracebacks
 from grpo_sentinel.diagnosis.trend_checks import TREND_CHECKS
@@ -38,6 +40,7 @@ SERIES_CHECKS = (
     *ABSENCE_CHECKS,
 )
 _ROLE = {"cause": 0, "symptom": 1, "witness": 2}
+_GUESS = 0.6  # below this a verdict is one
 _BLIND = ("nvml_init", "driver_mismatch")  # they blind the watcher, not the training
 
 
@@ -50,17 +53,19 @@ def judge(view: LogView) -> Diagnosis:
     """Weigh what a view holds."""
     lines = candidates_of_lines(view)
     series = [found for part in view.side_by_side() for check in SERIES_CHECKS if (found := check(part)) is not None]
-    notes = _normal(view)
-    lines = [c for c in lines if not (c.name == "overflow" and _calibrating(view))]
-    lines = [c for c in lines if not _explained(c, view)]
+    notes = notes_of(view)
+    lines = [c for c in lines if not (c.name == "overflow" and calibrating(view))]
+    lines = [_stood(c, view) for c in lines if not _explained(c, view)]
     lines += candidates_of_tracebacks(view)
     lines, gone_by = _without_survived(lines, view)
     notes += gone_by
     series = [_scorer_gone(c, view) if c.name == "reward_dropped" else c for c in series]
     candidates = sorted(lines + series, key=_rank_of)
-    verdict = candidates[0] if candidates else _nothing(view)
+    verdict = candidates[0] if candidates else nothing(view)
     if verdict.role == "witness":
         verdict = _undetermined(verdict)
+    elif verdict.layer not in ("none", "undetermined") and verdict.confidence < _GUESS:
+        verdict = replace(_guess(verdict), tries=_remedies(verdict))
     elif verdict.layer != "none":
         verdict = replace(verdict, tries=_remedies(verdict))
     return Diagnosis(
@@ -93,6 +98,20 @@ def _scorer_gone(dropped: Candidate, view: LogView) -> Candidate:
                     evidence=(seen, place), says=f"a server fails, then {dropped.says.partition(':')[0]}",
                 )  # fmt: skip
     return dropped
+
+
+def _stood(candidate: Candidate, view: LogView) -> Candidate:
+    """A time limit that ended a job which had said nothing for long is no cause: what it waited for is."""
+    if candidate.name != "time_limit":
+        return candidate
+    gap = stood_still(view, view.hits["time_limit"][0].line)
+    if gap is None:
+        return candidate
+    return replace(
+        candidate, layer="undetermined", role="witness",
+        says=f"{candidate.says}; nothing was said in the {gap.total_seconds() / 3600:.1f} hours before",
+        would_decide=("a dump of all stacks while it stands (`py-spy dump`)", "the logs of all ranks and servers"),
+    )  # fmt: skip
 
 
 def _remedies(verdict: Candidate) -> tuple[str, ...]:
@@ -174,6 +193,17 @@ def _rank_of(candidate: Candidate) -> tuple[float, float]:
     )
 
 
+def _guess(likely: Candidate) -> Candidate:
+    """Say a suspicion in words: verdicts this faint were wrong more often than right."""
+    return replace(
+        likely,
+        layer="undetermined",
+        confidence=0.35,
+        says=f"probably {likely.layer}, but the log does not decide: {likely.says}",
+        would_decide=likely.would_decide or ("the lines before this one, from every rank", "the rows that come next"),
+    )
+
+
 def _undetermined(witness: Candidate) -> Candidate:
     return Candidate(
         name=witness.name,
@@ -186,56 +216,3 @@ def _undetermined(witness: Candidate) -> Candidate:
         evidence=witness.evidence,
         would_decide=witness.would_decide or ("the lines before this one, from every rank",),
     )
-
-
-def _nothing(view: LogView) -> Candidate:
-    if view.rows_seen == 0:
-        return Candidate(
-            name="nothing_read",
-            layer="undetermined",
-            confidence=0.1,
-            says=f"{view.lines} lines hold neither a metric row nor a fault line that is known",
-            would_decide=("the trainer's own output from its start to its end, from every rank",),
-        )
-    end = view.cut_short()
-    if end is not None:
-        return Candidate(
-            name="ended",
-            layer="undetermined",
-            role="witness",
-            confidence=0.3,
-            says=f"nothing wrong in {view.rows_seen} rows of metrics; the log ends with: {end.text.strip()[:120]}",
-            evidence=(Evidence(source=end.source, line=end.number, text=end.text.strip()[:300]),),
-            would_decide=("the lines of every rank before this one", "the scheduler's record of the job"),
-        )
-    certainty = 0.35 if view.rows_seen < 3 else 0.6 if view.rows_seen < 5 else 0.85 if view.finished else 0.75
-    return Candidate(
-        name="healthy",
-        layer="none",
-        confidence=certainty,
-        says=f"nothing wrong in {view.rows_seen} rows of metrics",
-    )
-
-
-def _calibrating(view: LogView) -> bool:
-    """Tell whether all overflows belong to the normal search for a loss scale, or stand alone."""
-    scales = [float(hit.groups["scale"]) for hit in view.hits.get("overflow", ()) if "scale" in hit.groups]
-    low = [scale for scale in scales if scale <= 65536]
-    return len(low) < 3 and not any(scale <= 16 for scale in scales)
-
-
-def _normal(view: LogView) -> list[str]:
-    """List what looks wrong in this log and is normal."""
-    notes = []
-    losses = [p[2] for p in view.series("loss")]
-    grads = [p[2] for p in view.series("grad_norm")]
-    if losses and all(abs(value) < 1e-6 for value in losses if math.isfinite(value)) and any(g > 0 for g in grads):
-        notes.append("a loss of 0.0 beside a gradient above 0 is normal: GRPO on-policy")
-    kls = [p[2] for p in view.series("kl")]
-    if any(math.isnan(value) for value in kls) and all(math.isfinite(g) for g in grads):
-        notes.append("a NaN in kl beside finite gradients is 0/0 in a metric, not a fault")
-    if view.hits.get("overflow") and _calibrating(view):
-        notes.append("loss-scale overflows at the start are the normal search for a scale")
-    if "not_destroyed" in view.hits:
-        notes.append("'process group has NOT been destroyed' is printed at a normal exit")
-    return notes

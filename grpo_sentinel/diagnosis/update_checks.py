@@ -67,11 +67,12 @@ def learning_rate(view: LogView) -> Candidate | None:
                 view, "learning_rate_jump", "optimizer", 0.6, index, row,
                 f"the learning rate jumped from {before:g} to {after:g}",
             )  # fmt: skip
-    if max(values) >= 1e-3 and _went_wrong(view):
-        index, row, value = next(p for p in points if p[2] >= 1e-3)
+    limit = 1e-3 if not _drifts_off(view) else _HOT_OF_ADAPTERS if view.adapters else _HOT
+    if max(values) >= limit and _went_wrong(view):
+        index, row, value = next(p for p in points if p[2] >= limit)
         return found(
-            view, "hot_learning_rate", "optimizer", 0.6, index, row,
-            f"the learning rate is {value:g} and the run came apart under it",
+            view, "hot_learning_rate", "optimizer", 0.65, index, row,
+            f"the learning rate is {value:g}, ten times what is usual and more, and the run came apart under it",
         )  # fmt: skip
     if len(values) >= 5 and max(values) == 0 and not _rounded(view, points[0][1].format):
         index, row, _ = points[0]
@@ -79,6 +80,19 @@ def learning_rate(view: LogView) -> Candidate | None:
             view, "zero_learning_rate", "optimizer", 0.7, index, row, "the learning rate is 0 in every row",
         )  # fmt: skip
     return None
+
+
+_HOT, _HOT_OF_ADAPTERS = 2e-5, 2e-4  # ten times the usual rate of GRPO, for all weights and for adapters
+
+
+def _drifts_off(view: LogView) -> bool:
+    """Tell whether KL or loss multiply: the policy is thrown away from where it was."""
+    for names, least in ((KL, 1.0), (LOSS, 1.0)):
+        values = [abs(p[2]) for p in view.series(*names) if math.isfinite(p[2])]
+        quarter = max(1, len(values) // 4)
+        if len(values) >= 6 and median(values[-quarter:]) > max(10 * median(values[:quarter]), least):
+            return True
+    return False
 
 
 def schedule_ended(view: LogView) -> Candidate | None:

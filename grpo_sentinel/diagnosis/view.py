@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from grpo_sentinel.diagnosis.passing import Tails, of_a_tracker, opens_aside, told_in_passing
+from grpo_sentinel.diagnosis.passing import Tails, babbles, of_a_tracker, opens_aside, told_in_passing
+from grpo_sentinel.diagnosis.thinning import broken, by_rank, thinned
 from grpo_sentinel.history.logs.formats import Row, RowReader
 from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.markers import Hit, find_marker
@@ -36,6 +37,8 @@ class LogView:
     lines: int = 0
     rows_seen: int = 0
     max_rank: int = -1  # highest `[rankN]` that any line begins with
+    babble: Line | None = None  # the first completion that is one word again and again
+    adapters: bool = False  # a line speaks of LoRA
     finished: bool = False  # the trainer printed its closing summary
     total_steps: int | None = None
     tracebacks: list[tuple[Traceback, str | None]] = field(default_factory=list)  # and the marker of its last line
@@ -81,6 +84,10 @@ class LogView:
             self._moments[f"traceback {len(self.tracebacks) - 1}"] = self._moment(line.source)
         if hit is None or hit.marker.role != "teardown":
             self._tails.note(line)
+            if not self.adapters and self.lines < _SETUP:
+                self.adapters = any(word in line.text for word in _ADAPTERS)
+            if self.babble is None and self.rows_seen and babbles(line.text):
+                self.babble = line
         if hit is not None:
             moment = self._moments[hit.marker.name] = self._moment(line.source)
             self._firsts.setdefault(hit.marker.name, moment)
@@ -92,18 +99,33 @@ class LogView:
 
     def cut_short(self) -> Line | None:
         """Give the line behind the last row that tells of an end before time; None where the run came to its end."""
+        ends = (self._tails.ending(source) for source in self._unended())
+        return next((line for line in ends if line is not None), None)
+
+    def behind_rows(self) -> list[tuple[Line, ...]]:
+        """Give the lines behind the last row of each source that did not come to its end."""
+        return [self._tails.behind(source) for source in self._unended()]
+
+    def _unended(self) -> list[str]:
         total = self.total_steps or math.inf
         done = {row.source for row in self.rows if row.step is not None and row.step >= total}
-        ends = (self._tails.ending(source) for source in self.last_lines if source not in (*self.ended_at, *done))
-        return next((line for line in ends if line is not None), None)
+        return [source for source in self.last_lines if source not in (*self.ended_at, *done)]
+
+    def before(self, line: Line) -> list[Line]:
+        """Give the lines between the last row and one behind it."""
+        return [one for one in self._tails.behind(line.source) if one.number < line.number]
+
+    def rows_after(self, name: str) -> int:
+        """Count the rows that followed in the same file after the last hit of a kind; 0 where it was restarted."""
+        source, rows, restarts = self._moments.get(name, ("", 0, 0))
+        return self._rows_of[source] - rows if self._restarts[source] == restarts else 0
 
     def _moment(self, source: str) -> tuple[str, int, int]:
         return source, self._rows_of[source], self._restarts[source]
 
     def survived(self, name: str) -> bool:
         """Tell whether three more rows followed in the same file after the last hit of a kind, without a restart."""
-        source, rows, restarts = self._moments.get(name, ("", 0, 0))
-        return self._restarts[source] == restarts and self._rows_of[source] - rows >= _OUTLIVED
+        return self.rows_after(name) >= _OUTLIVED
 
     def habitual(self, name: str) -> bool:
         """Tell whether a kind of line recurs word for word while the run goes on: the last time ended it no more."""
@@ -139,11 +161,11 @@ class LogView:
         self._tails.forget(row.source)
         self._note_row(row)
         self.total_steps = row.total_steps or self.total_steps
-        if _broken(row) or self.rows_seen % self._stride == 0:
+        if broken(row) or self.rows_seen % self._stride == 0:
             self.rows.append(row)
         if len(self.rows) > MAX_ROWS:
             self._stride *= 2
-            self.rows = self.rows[:50] + _thinned(self.rows[50:-50]) + self.rows[-50:]
+            self.rows = self.rows[:50] + thinned(self.rows[50:-50]) + self.rows[-50:]
 
     def _note_row(self, row: Row) -> None:
         self._rows_of[row.source] += 1
@@ -180,11 +202,8 @@ class LogView:
 
         A value that stops being finite on one rank is not outlived by the rows of another.
         """
-        groups: dict[tuple[str, int | None], list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault((row.source, row.rank), []).append(row)
-        printing = [rows for rows in groups.values() if len(rows) >= _FEWEST]
-        if len(printing) < 2 or not all(_overlap(printing[0], rows) for rows in printing[1:]):
+        printing = by_rank(self.rows)
+        if not printing:
             return [self]
         return [replace(self, rows=rows, rows_seen=len(rows), _named=-1, _names={}) for rows in printing]
 
@@ -199,43 +218,9 @@ class LogView:
         return self._names
 
 
-_FEWEST = 3  # rows of a rank that are looked at by themselves
-
-
-def _overlap(first: list[Row], other: list[Row]) -> bool:
-    """Tell whether two lists of rows are of the same steps: half of the shorter one's lie within the other's."""
-    steps = [{row.step for row in rows if row.step is not None} for rows in (first, other)]
-    if not all(steps):
-        return first[0].source == other[0].source or rank_of("", first[0].source) != rank_of("", other[0].source)
-    return 2 * len(steps[0] & steps[1]) >= min(map(len, steps))
-
-
-def _broken(row: Row) -> bool:
-    return any(value is None or not math.isfinite(value) for value in row.raw.values())
-
-
-def _thinned(rows: list[Row]) -> list[Row]:
-    """Every second row, and each in which something stops being finite: it may be the onset."""
-    out, before = [], False
-    for place, row in enumerate(rows):
-        broken = _broken(row)
-        if place % 2 == 0 or (broken and not before):
-            out.append(row)
-        before = broken
-    return out if len(out) < 0.75 * len(rows) else rows[::2]
-
-
+_SETUP = 5000  # lines in which a program says how it was set up
+_ADAPTERS = ("LoRA", "lora", "peft_config", "PeftModel", "trainable params")
 _DIGITS = re.compile(r"\d+")
-_RANK = re.compile(r"\[rank(\d+)\]|\b[Rr]ank (\d+)\b|local_rank: (\d+)")
-
-
-_RANK_FILE = re.compile(r"\brank[-_. ]?(\d{1,6})\b|attempt_\d+/(\d{1,6})/std(?:out|err)")
-
-
-def rank_of(text: str, source: str = "") -> int | None:
-    """Read the rank that a line names, else the one its file is named after, None when neither tells."""
-    found = _RANK.search(text) or _RANK_FILE.search(source)
-    return int(next(group for group in found.groups() if group is not None)) if found else None
 
 
 def view_of(lines: Iterable[Line]) -> LogView:

@@ -263,6 +263,9 @@ SAMPLES = {
     "engine_dead ": "[2025-12-11 03:22:41] Received sigquit from a child process. It usually means the child failed.",
     "backward_twice ": "AssertionError: The parameter 447 has already been reduced. Gradient computed twice for this partition.",
     "broken_checkpoint": "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+    "collective_timeout   ": "EI0006: [PID: 1292363] 2025-04-08-18:07:20.444.436 Getting socket times out. Reason: Remote Rank",
+    "weights_refused": "Failed to update parameter online: start out of range (expected to be in range of [-768, 768])",
+    "weights_refused ": "ERROR: Failed to sync weights to the inference engine",
     "recv_bytes": "failed to recv, got 0 bytes in recvBytes",
     "bind_failed": "NCCL WARN Call to bind failed : Address already in use",
 }

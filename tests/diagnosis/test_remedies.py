@@ -16,7 +16,7 @@ from grpo_sentinel.rules.remedies import remedies_of, remedies_of_rule
 
 TABLE = yaml.safe_load((Path(remedies.__file__).parent / "remedies.yaml").read_text())
 RULES = {rule.name: rule.remedies for rule in load_rules().rules}
-NOTHING_TO_TRY = {"healthy", "nothing_read", "ended"}
+NOTHING_TO_TRY = {"healthy", "nothing_read", "ended", "doubtful"}
 LAYERS_OF_EXCEPTIONS = ("data", "reward", "gradient", "optimizer", "memory", "communication", "tooling")
 
 

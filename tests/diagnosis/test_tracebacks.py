@@ -81,7 +81,7 @@ def test_two_ranks_tracebacks_that_interleave_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("path", "function", "error", "layer"),
     [("/x/datasets/table.py", "read", "ValueError: no", "data"), ("/x/torch/optim/adam.py", "step", "KeyError: 3", "optimizer"),
-     ("/x/urllib3/connection.py", "connect", "OSError: no", "communication"), ("/srv/main.py", "main", "NameError: x", "tooling"),
+     ("/x/urllib3/connection.py", "connect", "OSError: no", "undetermined"), ("/srv/main.py", "main", "NameError: x", "tooling"),
      ("/srv/main.py", "main", "RuntimeError: worker 3 exited", "undetermined"), ("/srv/main.py", "main", "KeyError: 'answer'", "data"),
      ("/srv/main.py", "main", "ray.exceptions.RayActorError: died", "undetermined")],
 )  # fmt: skip
@@ -139,3 +139,19 @@ def test_memory_stays_bounded_by_endless_and_by_countless_tracebacks() -> None:
 )  # fmt: skip
 def test_whose_work_failed_is_told_from_what_only_tells_of_it(text: str, layer: str) -> None:
     assert verdict(text.replace("{head}", "Traceback (most recent call last):\n")).layer == layer
+
+
+def test_a_suspicion_that_was_more_often_wrong_than_right_is_said_in_words_and_is_no_verdict() -> None:
+    found = verdict(
+        'Traceback (most recent call last):\n  File "/x/urllib3/connection.py", line 3, in connect\n    code()\nOSError: no'
+    )
+    assert (found.layer, found.confidence) == ("undetermined", 0.35)
+    assert found.says.startswith("probably communication, but")
+    assert found.tries
+    assert found.would_decide
+
+
+def test_a_traceback_that_is_moved_in_as_a_whole_is_read() -> None:
+    for indent in (" ", "    "):
+        found = verdict("\n".join(indent + line for line in PLAIN.split("\n")))
+        assert (found.layer, found.name) == ("reward", "reward_function_raised")

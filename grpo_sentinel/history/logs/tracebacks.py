@@ -71,6 +71,7 @@ class _Open:
     first: int
     seen: int
     frames: list[Frame] = field(default_factory=list)
+    indent: str = ""  # what the whole of it is moved in by, as a quoted one is
     notebook: bool = False
     wrapped: int | None = None  # the line that ended the exception which this one was raised from or after
     ignored: bool = False
@@ -114,6 +115,8 @@ class TracebackReader:
                 del self._open[next(iter(self._open))]
             one = self._open[key] = self._begin(prefix, shape, line)
             one.notebook = head is not None and head.re is _NOTEBOOK
+            if head is not None and not prefix:
+                one.indent = line.text[: len(line.text) - len(line.text.lstrip())]
         one.seen = line.number
         if frame is not None:
             _add(one, Frame(path=frame[2], function=frame[3]))
@@ -139,6 +142,8 @@ class TracebackReader:
                     continue
                 rest = line.text[grown.end() :]
             body = rest[1:] if one.prefix and rest.startswith(" ") else rest
+            if one.indent:
+                body = body.removeprefix(one.indent)
             if one.notebook and _note_notebook(one, line, body):
                 return None
             if not body.strip() or body[0] in " \t^~|│╭╰":
