@@ -99,6 +99,7 @@ reward.func_std[func] | | gauge | mean | standard deviation of one reward functi
 reward.func_min[func] | | gauge | min | smallest finite score
 reward.func_max[func] | | gauge | max | largest finite score
 reward.func_nonfinite[func] | count | gauge | sum | NaN (None counts as NaN) and infinite scores of one function
+reward.func_nothing[func] | flag | gauge | sum | the function returned None in place of scores; absent until it has done so once
 reward.func_infinite[func] | count | gauge | sum | infinite scores of one function
 reward.func_samples[func] | count | gauge | sum | scores one function returned
 reward.func_latency_seconds[func] | seconds | gauge | max | wall time of the slowest call of the function since the last record
@@ -284,6 +285,7 @@ sentinel.agent_allowed_seconds | seconds | gauge | max | self time that a step m
 sentinel.agent_plain_seconds | seconds | gauge | max | median self time of the steps without the costly probes: vote, non-finite checks and bounds, which are never thinned; above agent_allowed_seconds no sampling is enough. Absent while every step is whole
 sentinel.vote_seconds | seconds | gauge | max | the all-reduce of the step vote
 sentinel.probe_errors | count | counter | sum | exceptions caught in probes since the start
+sentinel.calls_left_out | count | counter | sum | calls and arguments of the loop that could not be used, since the start
 sentinel.probes_off | count | gauge | max | probes switched off after errors
 sentinel.probe_off[probe] | flag | gauge | max | this probe is off after an error; absent while none is
 sentinel.names_overflow | count | counter | sum | signal names that found no place in the name table

@@ -157,6 +157,9 @@ class Agent(Observations):
         self.enter(which)
         try:
             yield
+        except BaseException as error:
+            self._note_raised(error)
+            raise
         finally:
             self.mode = before
             self.leave(which)
@@ -176,6 +179,10 @@ class Agent(Observations):
         phase = arguments.phase(self.guard, "leave(phase", phase)
         if phase is not None:
             self.guard.run("phase", self.phases.leave, phase)
+
+    def _note_raised(self, error: BaseException) -> None:
+        """Keep in mind in which phase an exception was raised, before that phase is left."""
+        self.guard.run("phase", self.phases.raised, error)
 
     @fails_open()
     def event(self, kind: str, body: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:

@@ -43,7 +43,8 @@ class Guard:
     def __init__(self, *, strict: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.off: dict[str, str] = {}
-        self.errors = 0
+        self.errors = 0  # exceptions of ours
+        self.left_out = 0  # calls and arguments that could not be used: the loop's, not ours
         self.seconds = 0.0
         self.off_processor_seconds = 0.0
         self.by_processor = False
@@ -88,7 +89,7 @@ class Guard:
                     self.off_processor_seconds += max(0.0, took - (time.thread_time() - worked))
 
     def refuse(self, place: str, text: str) -> None:
-        """Count an argument that cannot be used, and say so once per `place`. Raises `Unusable` only if strict."""
+        """Leave an argument out that cannot be used, count it, say so once per `place`. Raises only if strict."""
         if self.strict:
             raise Unusable(text)
         self._fail(place, Unusable(text), False)
@@ -102,8 +103,9 @@ class Guard:
         self.seconds -= seconds
 
     def _fail(self, probe: str, error: Exception, switch_off: bool) -> None:
-        self.errors += 1
         unusable = isinstance(error, Unusable)
+        self.left_out += unusable
+        self.errors += not unusable
         switch_off = switch_off and not unusable
         once = f"{probe} (argument)" if unusable else probe
         if once in self._reported:

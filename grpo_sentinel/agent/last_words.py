@@ -40,7 +40,7 @@ class LastWords:
             guard.run("collectives", agent.collectives.write)
         guard.essential("last look", self._look_at_weights)
         body = {"type": type(error).__name__, "message": arguments.text(error)[:800], "where": where}
-        phase = agent.phases.now.name.lower()
+        phase = agent.phases.of(error).name.lower()
         agent.event("exception", {**body, "phase": phase, "traceback": short_traceback(error)[-900:]})
 
     def _look_at_weights(self) -> None:

@@ -47,6 +47,10 @@ class Observations:
         """End a phase."""
         raise NotImplementedError
 
+    def _note_raised(self, error: BaseException) -> None:
+        """Keep in mind in which phase an exception was raised."""
+        raise NotImplementedError
+
     def _begin(self) -> None:
         raise NotImplementedError
 
@@ -104,6 +108,9 @@ class Observations:
         try:
             with self.observer.rewards.calls.measure(arguments.text(func)):
                 yield
+        except BaseException as error:
+            self._note_raised(error)
+            raise
         finally:
             self.leave(Phase.REWARD)
 

@@ -5,10 +5,13 @@ Phases nest (reward inside generate); an inner phase's time is not counted for t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
 from grpo_sentinel.records import Phase
+
+_RAISED_IN = "_grpo_sentinel_phase"
 
 Stamp = Callable[[Phase, int], None]
 
@@ -34,6 +37,17 @@ class PhaseClock:
         self._book()
         self._stack.append(phase)
         self._stamp(phase, self.step)
+
+    def raised(self, error: BaseException) -> None:
+        """Note on an exception that leaves a phase which one that was; the innermost, which is left first, counts."""
+        if not hasattr(error, _RAISED_IN):
+            with contextlib.suppress(AttributeError, TypeError):  # an exception with slots
+                setattr(error, _RAISED_IN, self.now)
+
+    def of(self, error: BaseException) -> Phase:
+        """Give the phase in which an exception was raised: as noted, else the one the thread is in."""
+        phase = getattr(error, _RAISED_IN, self.now)
+        return phase if isinstance(phase, Phase) else self.now
 
     def leave(self, phase: Phase) -> None:
         """End a phase and any phase inside it that was not ended; unknown to the stack means nothing."""

@@ -99,6 +99,7 @@ class StepRecorder:
             skipped_updates=core.skipped_updates,
             scaler_skips=core.scaler_skips,
             probe_errors=guard.errors,
+            calls_left_out=guard.left_out,
             probes_off=tuple(guard.off),
             names_overflow=names_overflow,
             completion_tokens=self.observer.completion_tokens,

@@ -29,6 +29,7 @@ class StepFacts:
     skipped_updates: int
     scaler_skips: int
     probe_errors: int
+    calls_left_out: int
     probes_off: tuple[str, ...]  # by name
     names_overflow: int
     completion_tokens: float
@@ -60,6 +61,7 @@ def host_values(facts: StepFacts) -> dict[str, float]:
         "sentinel.agent_share": facts.self_seconds / elapsed if elapsed > 0 else 0.0,
         "sentinel.agent_allowed_seconds": facts.allowed_seconds,
         "sentinel.probe_errors": float(facts.probe_errors),
+        "sentinel.calls_left_out": float(facts.calls_left_out),
         "sentinel.probes_off": float(len(facts.probes_off)),
         **{f"sentinel.probe_off[{probe}]": 1.0 for probe in facts.probes_off},
         "sentinel.names_overflow": float(facts.names_overflow),

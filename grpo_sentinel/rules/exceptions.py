@@ -10,11 +10,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from grpo_sentinel.records import Phase
+from grpo_sentinel.rules.lost_peers import tells_of_a_lost_peer
 
 EXCEPTION, DEATH = "trainer_exception", "rank_dead"
 OF_OTHERS = "The other ranks fail in their next collective"
 OF_SIGNALS = "Exit code -9"
+_LAYERS = {
+    "data": "data", "reward": "reward", "generate": "policy", "logprobs": "policy", "forward": "policy",
+    "backward": "gradient", "optimizer": "optimizer",
+}  # fmt: skip
+"""Phase -> the layer whose work it is. In other phases - a vote, a checkpoint, none - it tells nothing."""
+_OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
+_DEVICE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|device-side assert|HIP error")
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
 
@@ -32,9 +39,19 @@ def place_of(body: Mapping[str, Any]) -> str:
 
 
 def layer_of(layer: str, kind: str, body: Mapping[str, Any]) -> str:
-    """Give the layer of a finding about an event: the reward's for an exception raised in a reward function."""
-    in_reward = kind == "exception" and str(body.get("phase", "")).lower() == Phase.REWARD.name.lower()
-    return "reward" if in_reward else layer
+    """Give the layer of a finding about an event: for an exception, that of the phase in which it was raised.
+
+    Where memory ran out is chance. A peer that is gone and an error of the device show wherever the next call is.
+    """
+    if kind != "exception":
+        return layer
+    name, text = str(body.get("type", "")), str(body.get("message", ""))
+    if name in _OUT_OF_MEMORY or "CUDA out of memory" in text:
+        return "memory"
+    phase = str(body.get("phase", "")).lower()
+    if phase != "reward" and (name.startswith("Dist") or _DEVICE.search(text) or tells_of_a_lost_peer(body)):
+        return layer
+    return _LAYERS.get(phase, layer)
 
 
 def world_size(states: Iterable[Any]) -> int:

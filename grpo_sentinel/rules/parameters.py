@@ -119,6 +119,12 @@ def _expressions(value: Any, label: str, path: tuple[int | str, ...]) -> tuple[E
     return tuple(_expression(item, label, (*path, i)) for i, item in enumerate(value))
 
 
+def _texts(value: Any, label: str, path: tuple[int | str, ...]) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ParameterError(f"expected a list of names, got {value!r}", path)
+    return tuple(_text(item, label, (*path, i)) for i, item in enumerate(value))
+
+
 def _detector(value: Any, label: str, path: tuple[int | str, ...]) -> Detector:
     return build(value, label, path)
 
@@ -148,6 +154,7 @@ _CONVERTERS: dict[str, Callable[..., Any]] = {
     str(float | None): _optional(_number),
     str(Expression | None): _optional(_expression),
     str(tuple[Expression, ...]): _expressions,
+    str(tuple[str, ...]): _texts,
     str(Detector): _detector,
     str(Detector | None): _optional(_detector),
     str(tuple[Detector, ...]): _detectors,

@@ -35,8 +35,11 @@ _BEFORE_OUTCOMES = ("data", "policy")
 """Layers that decide which samples are scored: prompts, and the policy (or its copy in an engine) that answers."""
 _DATED_WITHIN = 3  # steps by which an outcome's onset may be too early
 _OVER_WITHIN = 3  # steps for which what is over may still be the cause of what begins: batches are used so long
+_PARTED = frozenset({"replicas_differ", "grad_replicas_differ", "vote_saw_mismatch", "rank_weights_odd"})
+"""Rules that see that replicas have parted: within one layer and step they come after what made them part."""
 _CHANGED_WEIGHTS = frozenset({
     "weights_nonfinite", "moments_nonfinite", "moments_lost", "lr_off_schedule", "lr_jump", "update_ratio_huge",
+    "learning_rate_differs", "optimizer_constants_differ", "clip_limit_differs",
     "update_spike", "decay_too_strong", "nonfinite_updates", "grad_spike", "grad_spike_persists", "grad_spike_damage",
     "grad_norm_overflow", "grad_norm_runaway",
 })  # fmt: skip
@@ -115,7 +118,7 @@ class RootCause:
 
         Of two ranks that die within one step the one seen dead first took the other along.
         """
-        layer = LAYERS.index(finding.layer)
+        layer = LAYERS.index(_place(finding))
         note = finding.severity is Severity.NOTE
         guess = finding.rule not in self._bounds
         told = self._told_ns.get(finding.finding_id, finding.wall_ns)
@@ -127,6 +130,7 @@ class RootCause:
             self._was_announced(finding),
             guess,
             layer,
+            finding.rule in _PARTED,
             finding.step,
             -int(finding.severity),
             told,
@@ -205,6 +209,14 @@ class RootCause:
                 del self._open[name]
                 self._told_ns.pop(name, None)
                 self._last_bad.pop(name, None)
+
+
+def _place(finding: Finding) -> str:
+    """Give the layer that orders a finding within its step: whatever phase an exception ended, it is the last link.
+
+    Not that of a reward function, which is the user's own code and seldom fails because of what came before.
+    """
+    return "sentinel" if finding.rule == EXCEPTION and finding.layer != "reward" else finding.layer
 
 
 def _may_follow(cause: Finding, effect: Finding) -> bool:

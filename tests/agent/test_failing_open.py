@@ -137,6 +137,18 @@ def test_leaving_an_outer_phase_ends_what_an_exception_left_open():
     assert phases.now is Phase.IDLE
 
 
+def test_an_exception_keeps_the_innermost_phase_in_which_it_was_raised_after_that_has_ended():
+    phases, error = PhaseClock(lambda phase, step: None), ValueError("no answer")
+    assert phases.of(error) is Phase.IDLE
+    phases.enter(Phase.GENERATE)
+    phases.enter(Phase.REWARD)
+    for phase in (Phase.REWARD, Phase.GENERATE):
+        phases.raised(error)
+        phases.leave(phase)
+    assert phases.of(error) is Phase.REWARD
+    assert phases.of(ValueError("another")) is phases.now is Phase.IDLE
+
+
 FORK = """
 import os, torch
 from grpo_sentinel.agent import attach, NullAgent

@@ -87,6 +87,35 @@ def test_none_among_scores_counts_as_nan(loop, rewards):
     assert record.values["reward.mean"] == 1.5
 
 
+@pytest.mark.parametrize("rewards", [{"low_half": None}, {"low_half": None, "length": [1.0, 2.0]}])
+def test_a_reward_function_that_returns_nothing_is_told_by_name_until_it_returns_scores(loop, rewards, capsys):
+    for given in (rewards, rewards, {"low_half": [1.0, 0.0], "length": [1.0, 2.0]}):
+        loop.agent.observe_rewards(given, weights=[1.0] * len(given))
+        loop.step()
+    said = [line for line in capsys.readouterr().err.splitlines() if "training goes on" in line]
+    assert len(said) == 1
+    assert "the reward function low_half returned nothing" in said[0]
+    segment = loop.segment()
+    key = "reward.func_nothing[low_half]"
+    assert [record.values[key] for record in segment.records if key in record.values] == [1, 1, 0]
+    means = [record.values["reward.mean"] for record in segment.records if "reward.mean" in record.values]
+    assert means == ([1.5, 2.0] if len(rewards) == 1 else [1.5, 1.5, 2.0])[-len(means) :]
+
+
+@pytest.mark.parametrize("where", ["scoring", "phase"])
+def test_an_exception_of_a_reward_function_in_a_plain_loop_is_told_with_its_phase(loop, where):
+    def generate():
+        reward = loop.agent.scoring("accuracy") if where == "scoring" else loop.agent.phase("reward")
+        with loop.agent.phase("generate"), reward:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        generate()
+    loop.agent.exception(caught.value, "the training script")
+    (told,) = loop.segment().of("exception")
+    assert (told["type"], told["phase"]) == ("ZeroDivisionError", "reward")
+
+
 def test_scores_that_make_no_whole_groups_are_said_and_read(loop, capsys):
     loop.agent.observe_rewards([1.0, 2.0, 3.0, 4.0, 5.0], group_size=4)
     assert "5 scores, group_size=4" in capsys.readouterr().err

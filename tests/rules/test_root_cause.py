@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from grpo_sentinel.records import Action, Finding, FindingState, Severity
 from grpo_sentinel.rules import load_rules
 from grpo_sentinel.rules.cases import play
@@ -278,7 +280,7 @@ def _raised(phase: str, ranks: int = 1, seen: int = 20) -> dict[str, Finding]:
 
 
 def test_an_exception_is_the_cause_of_the_death_of_its_rank_and_says_what_and_where() -> None:
-    for phase, layer in (("reward", "reward"), ("forward", "sentinel")):
+    for phase, layer in (("reward", "reward"), ("forward", "policy"), ("idle", "sentinel")):
         for seen in (19, 20):
             found = _raised(phase, seen=seen)
             told, death = found["trainer_exception"], found["rank_dead"]
@@ -286,6 +288,62 @@ def test_an_exception_is_the_cause_of_the_death_of_its_rank_and_says_what_and_wh
             assert death.root_id == told.finding_id
             for part in ("ValueError", "no answer", "reward function accuracy", "rewards.py, line 12, in accuracy"):
                 assert part in told.message
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "message", "layer"),
+    [
+        ("data", "KeyError", "prompt", "data"),
+        ("generate", "RuntimeError", "probability tensor contains either inf or nan", "policy"),
+        ("forward", "ValueError", "too many values to unpack", "policy"),
+        ("backward", "RuntimeError", "element 0 of tensors does not require grad", "gradient"),
+        ("optimizer", "RuntimeError", "step was not called", "optimizer"),
+        ("vote", "RuntimeError", "boom", "sentinel"),
+        ("checkpoint", "OSError", "No space left on device", "sentinel"),
+        ("forward", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", "memory"),
+        ("idle", "MemoryError", "", "memory"),
+        ("forward", "RuntimeError", "CUDA error: device-side assert triggered", "sentinel"),
+        ("backward", "RuntimeError", "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer", "sentinel"),
+        ("backward", "DistBackendError", "watchdog", "sentinel"),
+    ],
+)
+def test_an_exception_lies_in_the_layer_of_its_phase_only_where_the_phase_tells(
+    phase: str, kind: str, message: str, layer: str
+) -> None:
+    body = {"type": kind, "message": message, "phase": phase}
+    found = play({"events": [{"step": 7, "rank": 1, "kind": "exception", "body": body}]}, RULES)
+    assert [(one.rule, one.layer, one.ranks) for one in found] == [("trainer_exception", layer, (1,))]
+
+
+def test_what_else_was_wrong_in_its_step_is_the_root_of_an_exception_in_whatever_phase_it_was_raised() -> None:
+    found = play(
+        {
+            "series": {"gradient.norm_preclip": "1~0.01x11 1e5"},
+            "events": [
+                {"step": 12, "rank": 0, "kind": "exception", "body": {"type": "ValueError", "phase": "generate"}}
+            ],
+        },
+        RULES,
+    )
+    roots = {one.rule: one.root_id.partition(":")[0] for one in found}
+    assert roots["trainer_exception"] == "grad_spike", roots
+
+
+@pytest.mark.parametrize("rule", ["learning_rate_differs", "optimizer_constants_differ", "clip_limit_differs"])
+def test_a_setting_that_differs_is_the_root_of_the_replicas_that_part_in_that_step(rule: str) -> None:
+    signal = {"learning_rate_differs": "optimizer.learning_rate", "optimizer_constants_differ": "optimizer.beta1"}
+    found = rooted(
+        {
+            "ranks": 2,
+            "series": {
+                signal.get(rule, "gradient.clip_limit"): {0: "1e-3x9", 1: "1e-3x4 1e-1x5"},
+                "optimizer.parameter_digest": {0: "1..9x9", 1: "1..4x4 11..15x5"},
+                "sentinel.replica_mismatch": "0x4 1x5",
+            },
+        }
+    )
+    assert found[rule] == ""
+    assert found["replicas_differ"] == found["vote_saw_mismatch"] == rule
 
 
 def test_a_death_speaks_of_other_ranks_only_where_there_are_and_of_signals_only_where_no_exception_is_known() -> None:

@@ -25,6 +25,7 @@ KINDS: dict[str, str] = {
     "elsewhere": "elsewhere:Elsewhere",
     "replica": "replica:Replica",
     "missing_rank": "replica:MissingRank",
+    "settings": "settings:Settings",
     "correlation": "correlation:Correlation",
     "event": "event:Event",
     "all": "combine:All",
