@@ -99,7 +99,7 @@ reward.func_std[func] | | gauge | mean | standard deviation of one reward functi
 reward.func_min[func] | | gauge | min | smallest finite score
 reward.func_max[func] | | gauge | max | largest finite score
 reward.func_nonfinite[func] | count | gauge | sum | NaN (None counts as NaN) and infinite scores of one function
-reward.func_nothing[func] | flag | gauge | sum | the function returned None in place of scores; absent until it has done so once
+reward.func_nothing[func] | count | counter | sum | batches for which the function returned None in place of scores, since the start; absent while there are none
 reward.func_infinite[func] | count | gauge | sum | infinite scores of one function
 reward.func_samples[func] | count | gauge | sum | scores one function returned
 reward.func_latency_seconds[func] | seconds | gauge | max | wall time of the slowest call of the function since the last record

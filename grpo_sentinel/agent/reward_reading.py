@@ -22,19 +22,20 @@ class RewardReader:
         self._guard = guard
         self._tell = tell
         self._history = reward_probe.History()
-        self._nothing: dict[str, float] = {}  # functions that have returned None in place of scores: 1 in this batch
+        self._nothing: dict[str, float] = {}  # function -> batches for which it returned None in place of scores
 
     def read(self, rewards: Any, details: dict[str, Any]) -> dict[str, float]:
         """Give the signals; `details` as `Agent.observe_rewards` takes them, with `group_size`. Synchronises once."""
         names, extra = details.pop("func_names", None), details.pop("extra", None) or {}
         identify = details.pop("identify", None)
         prompts, size = details.get("prompts_B"), details["group_size"]
-        nothing = self._returned_nothing(rewards, names)
+        empty = self._returned_nothing(rewards, names)
+        nothing = {f"reward.func_nothing[{name}]": count for name, count in self._nothing.items()}
         if isinstance(rewards, Mapping):
             rewards = {name: scores for name, scores in rewards.items() if scores is not None}
-        if any(nothing.values()):
+        if empty:
             details.pop("weights", None)  # of all functions, not of those that gave scores
-        if any(nothing.values()) and not rewards:
+        if empty and not rewards:
             return {**nothing, **self.calls.harvest(), **_sanitized(), **extra}
         scores, given = score_matrix(rewards)
         self._whole_groups(len(scores), size)
@@ -49,18 +50,18 @@ class RewardReader:
             self._tell("sample", body)
         return {**harvest.values, **nothing, **self.calls.harvest(), **_sanitized(), **extra}
 
-    def _returned_nothing(self, rewards: Any, names: Sequence[str] | None) -> dict[str, float]:
-        """Say which functions gave None for a whole batch: forgotten to return, or failed inside."""
+    def _returned_nothing(self, rewards: Any, names: Sequence[str] | None) -> list[str]:
+        """Say and count which functions gave None for a whole batch: forgotten to return, or failed inside."""
         given = rewards if isinstance(rewards, Mapping) else dict.fromkeys(names or ["reward0"], rewards)
         empty = [str(name) for name, scores in given.items() if scores is None]
         for name in empty:
+            self._nothing[name] = self._nothing.get(name, 0.0) + 1
             self._guard.refuse(
                 f"observe_rewards({name}",
                 f"observe_rewards({name}=None): the reward function {name} returned nothing, its scores are not "
                 "judged; let it return one number for every completion",
             )
-        self._nothing = {**dict.fromkeys(self._nothing, 0.0), **dict.fromkeys(empty, 1.0)}
-        return {f"reward.func_nothing[{name}]": flag for name, flag in self._nothing.items()}
+        return empty
 
     def groups(self, prompts: Sequence[object], completions: Sequence[object] | None, size: Any) -> Mapping[str, float]:
         """Judge the groups of a generation batch on the host."""

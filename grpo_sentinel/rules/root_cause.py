@@ -35,7 +35,7 @@ _BEFORE_OUTCOMES = ("data", "policy")
 """Layers that decide which samples are scored: prompts, and the policy (or its copy in an engine) that answers."""
 _DATED_WITHIN = 3  # steps by which an outcome's onset may be too early
 _OVER_WITHIN = 3  # steps for which what is over may still be the cause of what begins: batches are used so long
-_PARTED = frozenset({"replicas_differ", "grad_replicas_differ", "vote_saw_mismatch", "rank_weights_odd"})
+_PARTED = frozenset({"replicas_differ", "vote_saw_mismatch", "rank_weights_odd"})
 """Rules that see that replicas have parted: within one layer and step they come after what made them part."""
 _CHANGED_WEIGHTS = frozenset({
     "weights_nonfinite", "moments_nonfinite", "moments_lost", "lr_off_schedule", "lr_jump", "update_ratio_huge",

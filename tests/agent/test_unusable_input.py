@@ -88,7 +88,7 @@ def test_none_among_scores_counts_as_nan(loop, rewards):
 
 
 @pytest.mark.parametrize("rewards", [{"low_half": None}, {"low_half": None, "length": [1.0, 2.0]}])
-def test_a_reward_function_that_returns_nothing_is_told_by_name_until_it_returns_scores(loop, rewards, capsys):
+def test_a_reward_function_that_returns_nothing_is_told_by_name_and_counted(loop, rewards, capsys):
     for given in (rewards, rewards, {"low_half": [1.0, 0.0], "length": [1.0, 2.0]}):
         loop.agent.observe_rewards(given, weights=[1.0] * len(given))
         loop.step()
@@ -97,7 +97,7 @@ def test_a_reward_function_that_returns_nothing_is_told_by_name_until_it_returns
     assert "the reward function low_half returned nothing" in said[0]
     segment = loop.segment()
     key = "reward.func_nothing[low_half]"
-    assert [record.values[key] for record in segment.records if key in record.values] == [1, 1, 0]
+    assert [record.values[key] for record in segment.records if key in record.values] == [1, 2, 2]
     means = [record.values["reward.mean"] for record in segment.records if "reward.mean" in record.values]
     assert means == ([1.5, 2.0] if len(rewards) == 1 else [1.5, 1.5, 2.0])[-len(means) :]
 
