@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
@@ -159,7 +160,7 @@ def length_explosion(view: LogView) -> Candidate | None:
 
 def memory_growth(view: LogView) -> Candidate | None:
     """A memory figure that only rises."""
-    names = sorted({n for row in view.rows for n in row.raw if "memory" in n.lower() or n.lower().endswith("_gib")})
+    names = sorted({name for row in view.rows for name in row.raw if _OF_MEMORY.search(name)})
     for name in names:
         points = [p for p in view.series(name) if math.isfinite(p[2])]
         values = [p[2] for p in points]
@@ -179,6 +180,9 @@ def memory_growth(view: LogView) -> Candidate | None:
             evidence=(Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300]),),
         )  # fmt: skip
     return None
+
+
+_OF_MEMORY = re.compile(r"memory|\bmem\b|_gib$|(?:^|[/_])rss\b", re.IGNORECASE)
 
 
 def _only_rises(values: Sequence[float]) -> bool:

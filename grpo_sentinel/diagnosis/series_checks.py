@@ -147,6 +147,21 @@ def impossible_advantage(view: LogView) -> Candidate | None:
     return None
 
 
+def no_advantage(view: LogView) -> Candidate | None:
+    """Advantages that are exactly 0 in every row although scores differ: each is compared with itself."""
+    tops, lows = view.series("critic/advantages/max"), view.series("critic/advantages/min")
+    if len(tops) < 5 or any(p[2] != 0 for p in (*tops, *lows)):
+        return None
+    best, worst = view.series("reward.max"), {p[0]: p[2] for p in view.series("reward.min")}
+    if not any(p[2] > worst.get(p[0], p[2]) for p in best):
+        return None
+    index, row, _ = tops[0]
+    return found(
+        view, "group_of_one", "reward", 0.7, index, row,
+        f"advantages are exactly 0 in all {len(tops)} rows although scores differ: groups of one sample",
+    )  # fmt: skip
+
+
 def gradient_spike(view: LogView) -> Candidate | None:
     """One gradient norm far above the others; alone it is only worth a look."""
     points = [p for p in view.series(*GRAD) if math.isfinite(p[2])]
@@ -181,6 +196,7 @@ CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (
     first_nonfinite_reward,
     group_of_one,
     impossible_advantage,
+    no_advantage,
     masked_batch,
     first_nonfinite_gradient,
     zero_gradient_with_signal,

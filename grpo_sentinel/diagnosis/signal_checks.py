@@ -14,6 +14,7 @@ from grpo_sentinel.diagnosis.found import (
     CUT,
     GRAD,
     KL,
+    LENGTH,
     REWARD,
     STD,
     Point,
@@ -139,6 +140,14 @@ def mostly_cut(view: LogView) -> Candidate | None:
     """Nearly every completion, or prompt, ends at its limit from the first row on, and no reward rises all the same."""
     if rewards_rise(view):
         return None
+    if not view.series(*CUT):
+        lengths = [p for p in view.series(*LENGTH) if math.isfinite(p[2])]
+        if len(lengths) >= 2 * _FEW and len({p[2] for p in lengths}) == 1 and lengths[0][2] >= 64:
+            index, row, value = lengths[0]
+            return found(
+                view, "all_truncated", "data", 0.65, index, row,
+                f"completions are {value:g} tokens long in every one of {len(lengths)} rows: all are cut at the limit",
+            )  # fmt: skip
     for names, what in ((CUT, "completions"), (("data.prompt_clip_ratio",), "prompts")):
         points = [p for p in view.series(*names) if math.isfinite(p[2])]
         over = [p for p in points if p[2] >= 0.95]

@@ -46,7 +46,7 @@ def nothing(view: LogView) -> Candidate:
             layer="undetermined",
             role="witness",
             confidence=0.3,
-            says=f"no fault is certain in {view.rows_seen} rows, but the reward does not rise while {'; '.join(doubt)}",
+            says=f"no fault is certain in {view.rows_seen} rows, but no reward rises while {'; '.join(doubt)}",
             would_decide=("ten completions from before and after", "the rows that come next"),
         )
     certainty = 0.6 if view.rows_seen < 5 else 0.8 if view.finished else 0.7
@@ -61,7 +61,7 @@ def nothing(view: LogView) -> Candidate:
 def doubts(view: LogView) -> list[str]:
     """List what moves as it does in runs that fall apart, where the reward does not make up for it."""
     rewards = finite_points(view, REWARD)
-    if len(rewards) < _FEW or rewards_rise(view) or ends(rewards)[1] >= 0.9:
+    if rewards and (len(rewards) < _FEW or rewards_rise(view) or ends(rewards)[1] >= 0.9):
         return []
     out = []
     for what, names, up, down, least in _MOVES:
@@ -71,6 +71,8 @@ def doubts(view: LogView) -> list[str]:
         before, after = ends([(index, row, abs(value)) for index, row, value in points])
         if after > up * before + least or after + least < down * before:
             out.append(f"{what} went from {before:.3g} to {after:.3g}")
+    if not rewards:
+        return out
     dead = finite_points(view, ("frac_reward_zero_std", "reward.zero_std_ratio"))
     if len(dead) >= _FEW and median(p[2] for p in dead) >= 0.85:
         out.append(f"{median(p[2] for p in dead):.0%} of the groups score the same")
@@ -82,7 +84,7 @@ def doubts(view: LogView) -> list[str]:
 
 _MOVES: tuple[tuple[str, tuple[str, ...], float, float, float], ...] = (
     ("KL to the reference", KL, 20.0, 0.0, 0.5),
-    ("the gradient norm", GRAD, 10.0, 0.03, 0.0),
+    ("the gradient norm", GRAD, 10.0, 0.03, 0.5),
     ("entropy", ENTROPY, 2.5, 0.1, 0.1),
     ("the length of completions", LENGTH, 2.5, 0.25, 50.0),
     ("the gap between rollout engine and trainer", ("policy.sampling_gap_mean_nats",), 3.0, 0.0, 0.01),

@@ -36,6 +36,8 @@ def dead_term(view: LogView) -> Candidate | None:
     """A term that is exactly 0 in every row while others pay: it never sees what it needs, or never matches."""
     terms = terms_of(view)
     alive = [name for name, points in terms.items() if len({p[2] for p in points}) >= _FEW_OF_FORM]
+    if not alive and len({p[2] for p in view.series(*REWARD)}) >= _FEW_OF_FORM:
+        alive = ["the rest of the reward"]
     if not alive:
         return None
     for name, points in terms.items():

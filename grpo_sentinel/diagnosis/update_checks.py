@@ -86,11 +86,11 @@ _HOT, _HOT_OF_ADAPTERS = 2e-5, 2e-4  # ten times the usual rate of GRPO, for all
 
 
 def _drifts_off(view: LogView) -> bool:
-    """Tell whether KL or loss multiply: the policy is thrown away from where it was."""
-    for names, least in ((KL, 1.0), (LOSS, 1.0)):
+    """Tell whether KL, loss or gradients multiply: the policy is thrown away from where it was."""
+    for names, least in ((KL, 1.0), (LOSS, 1.0), (GRAD, 1.0)):
         values = [abs(p[2]) for p in view.series(*names) if math.isfinite(p[2])]
-        quarter = max(1, len(values) // 4)
-        if len(values) >= 6 and median(values[-quarter:]) > max(10 * median(values[:quarter]), least):
+        early, late = values[: max(3, len(values) // 8)], values[-max(1, len(values) // 4) :]
+        if len(values) >= 6 and median(late) > max(10 * median(early), least):
             return True
     return False
 

@@ -269,7 +269,7 @@ def parse_plain(line: Line) -> Row | None:
     if text.count("|") >= 3:  # `Step 3 | Loss: 0.01 | Grad. Norm: 0.12 | LR: 1e-6`
         cells = (_MEGATRON_PAIR.match(cell) for cell in text.split("|"))
         raw |= {cell[1]: number(cell[2]) for cell in cells if cell is not None}
-    raw = {name: value for name, value in raw.items() if canonical(name) or "loss" in name}
+    raw = {name: value for name, value in raw.items() if canonical(name) or "loss" in name or "Mem" in name}
     step = _PLAIN_STEP.search(text)
     if not raw:
         for found in _WORD_PAIR.finditer(text):

@@ -100,6 +100,10 @@ EXACT: dict[str, str] = {
     # TRL's PPO, open-instruct, prime-rl
     "objective/kl": "policy.kl_k1_nats",
     "objective/kl_avg": "policy.kl_k1_nats",
+    "policy/clipfrac_avg": "policy.clip_ratio",
+    "policy/approxkl_avg": "policy.approx_kl_nats",
+    "ppo/policy/clipfrac": "policy.clip_ratio",
+    "ppo/policy/approxkl": "policy.approx_kl_nats",
     "objective/entropy": "policy.entropy_nats",
     "policy/entropy_avg": "policy.entropy_nats",
     "objective/scores": "reward.mean",
@@ -116,6 +120,8 @@ EXACT: dict[str, str] = {
     "ppo_actor/update/entropy/avg": "policy.entropy_nats",
     "ppo_actor/update/grad_norm": "gradient.norm_preclip",
     "ppo_actor/update/grad_norm/avg": "gradient.norm_preclip",
+    "ppo_actor/update/clip_ratio/avg": "policy.clip_ratio",
+    "ppo_actor/update/approx_kl/avg": "policy.approx_kl_nats",
     "ppo_actor/update/lr": "optimizer.learning_rate",
     "ppo_actor/update/lr/avg": "optimizer.learning_rate",
     "ppo_actor/no_eos_ratios/avg": "data.truncated_ratio",
@@ -124,6 +130,7 @@ EXACT: dict[str, str] = {
     # SkyRL
     "policy/policy_loss": "policy.loss",
     "policy/raw_grad_norm": "gradient.norm_preclip",
+    "policy/ppo_clip_ratio": "policy.clip_ratio",
     "policy/policy_lr": "optimizer.learning_rate",
     "policy/policy_entropy": "policy.entropy_nats",
     "reward/avg_raw_reward": "reward.mean",
