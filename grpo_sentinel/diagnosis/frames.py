@@ -96,7 +96,7 @@ _SHAPES = re.compile(
 )
 
 
-_OF_DATA = re.compile(
+OF_DATA = re.compile(
     r"\b(?:check|inspect|clean|filter|fix)\b.{0,30}\b(?:data(?:set)?|samples?|prompts?|examples?)\b"
     r"|\b(?:data(?:set)?|samples?|prompts?|examples?)\b.{0,20}\b(?:is|are|was|were) (?:too|empty|invalid|malformed)\b"
     r"|\b(?:empty|invalid|malformed) (?:data(?:set)?|samples?|prompts?|examples?)\b"
@@ -130,7 +130,7 @@ def layer_of(traceback: Traceback) -> str | None:
         return "data"
     if last in ORDINARY and frames and _SAMPLES.search(traceback.frames[-1].source):
         return "data"
-    if last in ("ValueError", "RuntimeError", "AssertionError", "Exception") and _OF_DATA.search(traceback.message):
+    if last in ("ValueError", "RuntimeError", "AssertionError", "Exception") and OF_DATA.search(traceback.message):
         return "data"
     if last == "Exception" or "Timeout" in last or (last == "RuntimeError" and _elsewhere(traceback.message)):
         return None  # too general without a frame that speaks, or the reason lies elsewhere

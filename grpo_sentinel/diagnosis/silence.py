@@ -69,7 +69,7 @@ def doubts(view: LogView) -> list[str]:
         if len(points) < _FEW:
             continue
         before, after = ends([(index, row, abs(value)) for index, row, value in points])
-        if after > up * before + least or after + least < down * before:
+        if after > up * before + least or (before > least and after < down * before):
             out.append(f"{what} went from {before:.3g} to {after:.3g}")
     if not rewards:
         return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from grpo_sentinel.diagnosis.frames import layer_of, of_a_compiler, of_a_tracker
+from grpo_sentinel.diagnosis.frames import OF_DATA, layer_of, of_a_compiler, of_a_tracker
 from grpo_sentinel.diagnosis.reward_frames import reward_function
 from grpo_sentinel.diagnosis.thinning import rank_of
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
@@ -110,7 +110,7 @@ def _bare(view: LogView) -> list[Candidate]:
         if layer is None or (layer == "tooling" and not _PROGRAM.search(name)):
             continue
         what = f"{name}: {message[:120]}" if message else name
-        sure = layer == "tooling" or _OF_DATA_SETS.search(name) is not None
+        sure = layer == "tooling" or _OF_DATA_SETS.search(name) or OF_DATA.search(message)
         return [
             Candidate(
                 name="python_exception", layer=layer, role="symptom", confidence=0.6 if sure else 0.4,

@@ -84,14 +84,19 @@ def rendered(report: dict[str, Any]) -> list[str]:
         if any(name.startswith(("actor/", "critic/")) for name in row):
             out.append(f"step:{step} - " + " - ".join(f"{k}:{v}" for k, v in row.items()))
         elif "act_loss" in row:
-            out.append(f"epoch: 0|step: {step}|ppo_ep: 1|act_loss: {row['act_loss']}|cri_loss: {row['cri_loss']}|unsuper_loss: 0.0")
+            out.append(
+                f"epoch: 0|step: {step}|ppo_ep: 1|act_loss: {row['act_loss']}|cri_loss: {row['cri_loss']}|unsuper_loss: 0.0"
+            )
             out.append(f"average reward score: {row['average reward score']}")
         elif "losses/total_loss" in row:
             out.append("[" + " | ".join(f"{k}: {v}" for k, v in row.items()) + "]")
         elif "vllm_residual_gib" in row:
             out.append(f"Sleep mode freed 43.82 GiB memory, {row['vllm_residual_gib']} GiB memory is still in use.")
         elif "generation_kl_error_fault" in row:
-            out += ["===== Step 1/100 =====", f"  • Loss: 0.0\n  • Generation KL Error: {row['generation_kl_error_fault']}".split("\n")[1]]
+            out += [
+                "===== Step 1/100 =====",
+                f"  • Loss: 0.0\n  • Generation KL Error: {row['generation_kl_error_fault']}".split("\n")[1],
+            ]
         elif "is_ratio" in row:
             out += ["{'loss': 0.01, 'grad_norm': 0.3, 'sampling/importance_sampling_ratio/mean': 0.171}"] * 4
         elif report["framework"].startswith(("slime",)):
