@@ -370,9 +370,17 @@ class Engine:
             out.append(self._roots.update(replace(known, ranks=ranks, subject=subject, message=text, wall_ns=wall_ns)))
 
 
+_NONFINITE = ("_nonfinite", "_infinite")
+"""How rules about NaN and infinity are named; the kind `nonfinite` of a detector counts other things too."""
+
+
 def _chains(rules: RuleSet) -> RootCause:
     """Begin without a finding."""
-    return RootCause((rule.name for rule in rules if rule.bound), (rule.name for rule in rules if rule.outcome))
+    return RootCause(
+        bounds=(rule.name for rule in rules if rule.bound),
+        outcomes=(rule.name for rule in rules if rule.outcome),
+        nonfinite=(rule.name for rule in rules if rule.name.endswith(_NONFINITE)),
+    )
 
 
 def _nothing(name: str) -> float | None:

@@ -8,6 +8,8 @@ An *outcome* - the level of a reward, what KL bought - shows what any layer does
 differences, which may be wrong by a few steps, and so gives way to what was wrong with the samples from about then on.
 A rank whose own exception says that its peer had gone comes after all others of its step and the next. An exception
 that leaves the trainer comes before the death of its rank.
+Of several causes the first is taken, but for one: what became non-finite in the same step explains what follows better
+than what has been wrong, and finite, for long.
 What is over explains only what begins within a few steps, unless it changed the weights: that stays.
 """
 
@@ -51,13 +53,20 @@ class RootCause:
     """The firing findings and who follows from whom."""
 
     def __init__(
-        self, bounds: Iterable[str] = (), outcomes: Iterable[str] = (), gap_steps: int = 20, linger_steps: int = 20
+        self,
+        bounds: Iterable[str] = (),
+        outcomes: Iterable[str] = (),
+        nonfinite: Iterable[str] = (),
+        *,
+        gap_steps: int = 20,
+        linger_steps: int = 20,
     ) -> None:
         """`bounds`: rules that decide without a baseline; within one step they come before those that need one.
-        `outcomes`: rules about what training comes to, in which any layer shows.
+        `outcomes`: rules about what training comes to, in which any layer shows; `nonfinite`: those about such numbers.
         """
         self._bounds = frozenset(bounds)
         self._outcomes = frozenset(outcomes)
+        self._nonfinite = frozenset(nonfinite)
         self._gap = gap_steps
         self._linger = linger_steps
         self.left_alone: set[int] = set()  # ranks that failed because another one had gone
@@ -79,7 +88,8 @@ class RootCause:
         self._told_ns[finding.finding_id] = finding.wall_ns
         roots = [known for known in self._open.values() if self._explains(known, finding)]
         if roots:
-            first = min(roots, key=self.order)
+            direct = [one for one in roots if one.rule in self._nonfinite and one.onset_step >= finding.onset_step - 1]
+            first = min(direct or roots, key=self.order)
             finding = replace(finding, root_id=first.root_id or first.finding_id)
         self._open[finding.finding_id] = finding
         return finding, self._adopt(finding)

@@ -37,9 +37,13 @@ def test_a_faulty_step_of_trl_is_captured_and_comes_again_with_the_users_trainer
         timeout=240,
     )  # fmt: skip
     assert trained.returncode == 0, trained.stderr
-    (path,) = [path for path, _ in bundles(tmp_path / "state" / "grpo-sentinel" / "incidents")]
-    bundle = Bundle(path)
+    made = [Bundle(path) for path, _ in bundles(tmp_path / "state" / "grpo-sentinel" / "incidents")]
+    assert {one.about.onset_step for one in made} == {1, 5}, "a policy made at random, and the reward"
+    (bundle,) = [one for one in made if one.about.onset_step == 5]
+    path = bundle.path
     assert bundle.damage() == []
+    chain = json.loads((path / "findings.json").read_text())
+    assert {"reward_func_infinite", "loss_nonfinite", "nonfinite_updates"} <= {one["rule"] for one in chain["findings"]}
     tensors, facts = read(path / "tensors" / "rank-00000-step-5-gradient.safetensors")
     assert facts["micro_batches"] == 2
     assert facts["left_out"] == {}

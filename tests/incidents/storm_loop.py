@@ -31,7 +31,7 @@ agent = grpo_sentinel.attach(
 limit = time.monotonic() + 60
 while not is_claimed(RINGS) and time.monotonic() < limit:
     time.sleep(0.02)
-halts = 0
+halts: set[int] = set()  # requests that asked for one
 for step in range(1, STEPS + 1):
     bad = step > 20
     ids = torch.randint(0, 100, (8, 16))
@@ -50,7 +50,7 @@ for step in range(1, STEPS + 1):
     advantages = (2 * torch.rand(8) - 1) * (1e6 if bad and step % 2 else 1.0)
     loss = net(torch.randn(8, 8)).square().mean() * (math.nan if bad and step % 3 else 1.0)
     agent.observe_policy(
-        logp_BT=logp, ref_logp_BT=reference, advantages=advantages, completion_mask_BT=mask, loss=loss.detach()
+        logp_BT=logp, ref_logp_BT=reference, advantages=advantages, mask_BT=mask, loss=loss.detach()
     )
     loss.backward()
     agent.observe_gradients()
@@ -63,7 +63,7 @@ for step in range(1, STEPS + 1):
         save_file({name: one.contiguous() for name, one in net.state_dict().items()}, path / "model.safetensors")
         (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
         agent.checkpoint_saved(path)
-    halts += verdict.halt
+    halts |= {verdict.request_id} if verdict.halt else set()  # it does not heed them
     time.sleep(0.03)
 agent.close()
-print(json.dumps({"halts": halts}))
+print(json.dumps({"halts": len(halts)}))

@@ -19,6 +19,7 @@ NEEDS = {
     "data.unk_ratio": "a tokenizer with an unknown token",
     "data.prompt_clip_ratio": "max_prompt_length, which newer TRL has not",
     "reward.learnability_index": "rewards of two values",
+    "reward.func_nothing": "a reward function that returns None (test_unusable_input)",
     **{
         name: "an asynchronous trainer that gives versions of the weights (test_versions)"
         for name in SIGNALS

@@ -71,4 +71,4 @@ def test_a_check_of_a_model_with_100_million_parameters_takes_less_than_a_minute
     reports = report.reports.values() if name == "all" else [report]
     assert all(one.looked_at for one in reports)
     left_out = [line for one in reports for line in one.not_seen if "samples" in line and "--timeout" in line]
-    assert left_out or name == "reward"  # and it says so; an idle machine scores all samples in its time
+    assert left_out or name in ("reward", "gradients")  # and it says so; an idle machine does all of these in its time

@@ -47,6 +47,16 @@ def test_a_root_that_comes_in_last_takes_over_a_whole_chain() -> None:
     assert {(f.rule, f.root_id) for f in moved} == {("loss", "ids:all:12"), ("grad", "ids:all:12")}
 
 
+def test_what_became_nonfinite_in_the_same_step_is_a_nearer_cause_than_what_has_long_been_wrong() -> None:
+    roots = RootCause(bounds=["score"], nonfinite=["score", "loss"])
+    roots.add(finding("uniform", "policy", 1, severity=Severity.CRITICAL), lambda: 2)  # it is judged at the start only
+    assert roots.add(finding("score", "reward", 5))[0].root_id == ""
+    loss, _ = roots.add(finding("loss", "policy", 5))
+    gradient, _ = roots.add(finding("norm", "gradient", 6))
+    assert loss.root_id == gradient.root_id == "score:all:5"
+    assert roots.add(finding("entropy", "policy", 8))[0].root_id == "uniform:all:1"
+
+
 def test_what_lies_far_apart_in_time_is_not_one_incident() -> None:
     roots = RootCause()
     first = roots.add(finding("r", "reward", 12))[0]
