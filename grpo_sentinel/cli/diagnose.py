@@ -44,7 +44,7 @@ def diagnose(logs: tuple[str, ...], as_json: bool, markdown: bool, watch: bool) 
 def _printer(as_json: bool, markdown: bool, indent: int | None) -> Callable[[Diagnosis], str]:
     if as_json:
         return lambda found: json.dumps(found.as_json(), ensure_ascii=False, indent=indent)
-    return (lambda found: redact(_markdown(found))) if markdown else _text
+    return _markdown if markdown else _text
 
 
 def _follow(name: str, show: Callable[[Diagnosis], str]) -> int:
@@ -77,14 +77,7 @@ def _with_pauses(name: str) -> Iterator[Line | None]:
 
 def _text(found: Diagnosis) -> str:
     verdict = found.verdict
-    where = "".join(
-        part
-        for part in (
-            f", step {verdict.step}" if verdict.step is not None else "",
-            f", rank {verdict.rank}" if verdict.rank is not None else "",
-        )
-    )
-    out = [f"{verdict.layer}{where}: {verdict.says} (confidence {verdict.confidence:.0%})"]
+    out = [f"{verdict.layer}{_where(found)}: {verdict.says} (confidence {verdict.confidence:.0%})"]
     out += [f"  evidence  {e.source}:{e.line}: {e.text}" for e in verdict.evidence]
     out += [f"  try       {text}" for text in verdict.tries]
     out += [f"  decide    {text}" for text in verdict.would_decide]
@@ -95,15 +88,21 @@ def _text(found: Diagnosis) -> str:
     return "\n".join(out)
 
 
+def _where(found: Diagnosis) -> str:
+    places = (("step", found.verdict.step), ("rank", found.verdict.rank))
+    return "".join(f", {name} {value}" for name, value in places if value is not None)
+
+
 def _markdown(found: Diagnosis) -> str:
+    """Everything is redacted before it is quoted, so that a secret at the end of a line leaves the closing quote."""
     verdict = found.verdict
     out = [
-        f"### Diagnosis: {verdict.layer}",
+        f"### Diagnosis: {verdict.layer}{_where(found)}",
         "",
-        f"{verdict.says} (step {verdict.step}, rank {verdict.rank}, confidence {verdict.confidence:.0%})",
+        f"{redact(verdict.says)} (confidence {verdict.confidence:.0%})",
         "",
     ]
-    out += [f"- `{e.source}:{e.line}` `{e.text.replace('`', chr(39))}`" for e in verdict.evidence]
+    out += [f"- `{redact(e.source)}:{e.line}` `{redact(e.text).replace('`', chr(39))}`" for e in verdict.evidence]
     for title, lines in (
         ("Try", verdict.tries),
         ("Would decide", verdict.would_decide),
@@ -111,5 +110,5 @@ def _markdown(found: Diagnosis) -> str:
         ("Normal", found.notes),
     ):
         if lines:
-            out += ["", f"**{title}**", "", *(f"- {text}" for text in lines)]
+            out += ["", f"**{title}**", "", *(f"- {redact(text)}" for text in lines)]
     return "\n".join(out)

@@ -16,6 +16,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?i)\b([\w-]*token[\w-]*)\s*[=:]\s*['\"]?(?![\d.]+\b)[^\s'\",}]+"), rf"\1={REMOVED}"),
     (re.compile(r"\b[0-9a-f]{40}\b"), REMOVED),
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"), "[address]"),
+    (re.compile(r"(?<=://)(?!\[)[^\s/:'\"`]+(?::\d+)?"), "[host]"),
+    (re.compile(r"(?i)\b(user(?:name)?|host(?:name)?)(\s*=\s*)['\"]?[^\s'\",;})]+"), r"\1\2[removed]"),
     (re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+"), "[mail]"),
     (
         re.compile(

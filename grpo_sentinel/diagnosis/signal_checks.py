@@ -46,7 +46,7 @@ def no_signal(view: LogView) -> Candidate | None:
     ):
         return None
     if len(tail) >= 3:
-        dead = tail  # the onset is where it began for good
+        dead = _with_strays(series, dead, tail)  # the onset is where it began for good
     index, row, _ = dead[0]
     confidence = 0.8 if len(dead) >= 3 else 0.6
     if row.signals().get("data.truncated_ratio", 0.0) >= 0.99 or all_are_cut(view, index):
@@ -98,6 +98,17 @@ def _trailing(series: Sequence[Point], dead: Sequence[Point]) -> list[Point]:
             break
         out.append(point)
     return out[::-1]
+
+
+def _with_strays(series: Sequence[Point], dead: Sequence[Point], tail: Sequence[Point]) -> Sequence[Point]:
+    """Lengthen the dead end backwards over single rows that are alive where at least three dead ones stand before."""
+    places = {point[0] for point in dead}
+    start = next(at for at, point in enumerate(series) if point[0] == tail[0][0])
+    while start >= 4 and all(point[0] in places for point in series[start - 4 : start - 1]):
+        start -= 4
+        while start and series[start - 1][0] in places:
+            start -= 1
+    return [point for point in series[start:] if point[0] in places]
 
 
 def reward_never_moves(view: LogView) -> Candidate | None:
