@@ -27,6 +27,13 @@ def one_nan_loss(view: LogView) -> bool:
     return len(bad) == 1 and len(points) - bad[0] > _ENOUGH
 
 
+def one_nonfinite_gradient(view: LogView) -> bool:
+    """Tell whether the gradient norm was no number in one row alone, and many rows with numbers follow it."""
+    points = view.series(*GRAD)
+    bad = [place for place, p in enumerate(points) if not math.isfinite(p[2])]
+    return len(bad) == 1 and len(points) - bad[0] > _ENOUGH
+
+
 def notes_of(view: LogView) -> list[str]:
     """List what looks wrong in this log and is normal."""
     notes = []
@@ -41,6 +48,8 @@ def notes_of(view: LogView) -> list[str]:
         notes.append("loss-scale overflows at the start are the normal search for a scale")
     if one_nan_loss(view) and len(finite_points(view, GRAD)) == len(view.series(*GRAD)):
         notes.append("one loss that is no number between finite ones: that batch was empty or skipped")
+    if one_nonfinite_gradient(view):
+        notes.append("one gradient norm that is no number between finite ones: that update was skipped or did no harm")
     if "not_destroyed" in view.hits:
         notes.append("'process group has NOT been destroyed' is printed at a normal exit")
     return notes

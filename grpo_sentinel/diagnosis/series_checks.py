@@ -11,6 +11,7 @@ from collections.abc import Callable
 from statistics import median
 
 from grpo_sentinel.diagnosis.found import GRAD, REWARD, STD, Point, found, rewards_suffer, with_step
+from grpo_sentinel.diagnosis.normal import one_nonfinite_gradient
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.diagnosis.view import LogView, finite
 from grpo_sentinel.history.logs.formats import Row
@@ -65,7 +66,7 @@ def first_nonfinite_gradient(view: LogView) -> Candidate | None:
     """Where the gradient norm stops being finite, and whether it was so from the start."""
     points = view.series(*GRAD)
     bad = [p for p in points if not math.isfinite(p[2])]
-    if not bad:
+    if not bad or one_nonfinite_gradient(view):
         return None
     index, row, value = bad[0]
     after = [p for p in points if p[0] > index]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import thread_rows
 
+from grpo_sentinel.diagnosis.redact import redact
 from grpo_sentinel.diagnosis.triage import diagnose
 from grpo_sentinel.diagnosis.verdict import Candidate
 from grpo_sentinel.history.logs.lines import lines_of
@@ -182,3 +183,25 @@ def test_one_loss_without_a_number_in_a_run_that_goes_on_is_a_note() -> None:
     found = diagnose(lines_of(io.BytesIO("\n".join(lines).encode()), "run.log"))
     assert found.verdict.layer == "none"
     assert any("one loss that is no number" in note for note in found.notes)
+
+
+def test_one_row_that_is_alive_does_not_move_the_onset_of_dead_rewards() -> None:
+    def dead(step: int, row: Row) -> None:
+        if step != 27:
+            row.update(reward=0.0, std=0.0, dead=1.0, loss=0.0, grad=0.0)
+
+    found = verdict(rows(dead))
+    assert (found.layer, found.step) == ("reward", 1)
+
+
+def test_one_gradient_that_is_no_number_among_many_is_a_note() -> None:
+    def once(step: int, row: Row) -> None:
+        if step == 9:
+            row["grad"] = math.nan
+
+    assert verdict(rows(once)).layer == "none"
+
+
+def test_hosts_and_users_do_not_leave_the_house() -> None:
+    text = redact("POST http://judge-7.prod.example.com:8080/v1 failed: user=alice host=db1")
+    assert not any(word in text for word in ("judge-7", "alice", "db1"))
