@@ -10,12 +10,13 @@ import contextlib
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.data_answers import OneAnswer
 from grpo_sentinel.preflight.data_blocks import Block, Row, unpacked
 from grpo_sentinel.preflight.data_checks import (
     Judge,
@@ -26,11 +27,21 @@ from grpo_sentinel.preflight.data_checks import (
 )
 from grpo_sentinel.preflight.data_clean import CleanCopy
 from grpo_sentinel.preflight.data_faults import KINDS, Tally
+from grpo_sentinel.preflight.data_groups import Groups
+from grpo_sentinel.preflight.data_leakage import Evaluated
 from grpo_sentinel.preflight.data_lengths import Lengths, Rewards
 from grpo_sentinel.preflight.data_parallel import Workers, jobs_for
-from grpo_sentinel.preflight.data_repeats import MOST_REMEMBERED, Repeats, text_hash
-from grpo_sentinel.preflight.data_shapes import Fields, joined, lookup, recognise, split_conversation, texts_of
-from grpo_sentinel.preflight.data_sources import expand, read_blocks
+from grpo_sentinel.preflight.data_repeats import MOST_REMEMBERED, Repeats
+from grpo_sentinel.preflight.data_shapes import (
+    Fields,
+    Messages,
+    joined,
+    lookup,
+    recognise,
+    split_conversation,
+    texts_of,
+)
+from grpo_sentinel.preflight.data_sources import expand, has_types, read_blocks
 from grpo_sentinel.preflight.data_tokens import Encoder
 from grpo_sentinel.preflight.report import CheckReport, gravest_first
 from grpo_sentinel.wording import counted
@@ -63,10 +74,8 @@ def check_data(
     options = options or DataOptions()
     sources = expand(list(files))
     encoder = Encoder(options.tokenizer) if options.tokenizer else None
-    evaluation = (
-        frozenset(_evaluation(expand(options.evaluation), options.fields)) if options.evaluation else frozenset()
-    )
-    check = _DataCheck(options, encoder, evaluation, progress)
+    evaluated = _evaluated(expand(options.evaluation) if options.evaluation else (), options.fields)
+    check = _DataCheck(options, encoder, evaluated, progress)
     began = time.monotonic()
     tokenized = encoder is not None
     jobs = 1 if options.write_clean is not None else jobs_for(sources, options.jobs, tokenized=tokenized)
@@ -78,7 +87,7 @@ def check_data(
         else:
             with CleanCopy(options.write_clean, (*sources, *options.evaluation)) as copy:
                 check.read(sources, copy)
-    return check.report(sources, time.monotonic() - began, len(evaluation))
+    return check.report(sources, time.monotonic() - began, len(evaluated.prompts))
 
 
 @contextlib.contextmanager
@@ -93,14 +102,23 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _evaluation(sources: Iterable[str], given: Fields) -> Iterator[int]:
+def _evaluated(sources: Iterable[str], given: Fields) -> Evaluated:
+    out = Evaluated()
     for source in sources:
         blocks, fields = _recognised(source, read_blocks(source), given)
         for row in _rows_of(blocks):
             if row.value is not None and fields is not None:
-                messages, _ = texts_of(lookup(row.value, fields.prompt))
+                messages = _prompt(row.value, fields)
                 if messages:
-                    yield text_hash(joined(messages))
+                    out.add(messages)
+    return out
+
+
+def _prompt(row: Mapping[str, Any], fields: Fields) -> Messages:
+    messages, _ = texts_of(lookup(row, fields.prompt))
+    if not fields.response and fields.prompt == "messages":
+        messages, _ = split_conversation(messages)
+    return messages
 
 
 def _rows_of(blocks: Iterable[Block]) -> Iterator[Row]:
@@ -118,7 +136,7 @@ def _recognised(source: str, blocks: Iterator[Block], given: Fields) -> tuple[It
             break
     values = [row.value for row in rows if row.value is not None]
     try:
-        fields = recognise(values, given) if values else None
+        fields = replace(recognise(values, given), typed=has_types(source)) if values else None
     except SentinelError as error:
         raise SentinelError(f"{source}: {error}") from error
     return itertools.chain(first, blocks), fields
@@ -142,43 +160,43 @@ class _Task:
         row = next((row for row in self.block.rows() if row.number == number), None)
         if row is None or row.value is None or self.fields is None:
             return ""
-        messages, _ = texts_of(lookup(row.value, self.fields.prompt))
-        if not self.fields.response and self.fields.prompt == "messages":
-            messages, _ = split_conversation(messages)
-        return joined(messages)
+        return joined(_prompt(row.value, self.fields))
 
 
 @dataclass(slots=True)
 class _Apart:
-    """What only all rows together can be judged by: of every row that has a prompt hash, number, and 1: a fault (before
-    tokens) + 2: a fault, in parallel lists; and all rewards."""
+    """What only all rows together can be judged by: of every row that has a prompt hash, number, 1: a fault (before
+    tokens) + 2: a fault, and where it may be one of a group (prompt, reward), in parallel lists; and all rewards."""
 
     keys: list[int] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     faulty: list[int] = field(default_factory=list)
+    scores: list[tuple[int, float] | None] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
     def lists(self) -> tuple[list[Any], ...]:
         """The lists themselves, in the order of the fields: `asdict` would copy them number by number."""
-        return self.keys, self.numbers, self.faulty, self.rewards
+        return self.keys, self.numbers, self.faulty, self.scores, self.rewards
 
 
 class _DataCheck:
     """What has been seen so far."""
 
     def __init__(
-        self, options: DataOptions, encoder: Encoder | None, evaluation: frozenset[int], progress: Progress | None
+        self, options: DataOptions, encoder: Encoder | None, evaluated: Evaluated, progress: Progress | None
     ) -> None:
         self._encoder = encoder
         self._progress = progress
         self._given = options.fields
         self._limit = options.limits.max_length or (encoder.limit if encoder else None)
-        self._evaluation = evaluation
+        self._evaluated = evaluated
         self._options = options
         self._repeats = Repeats()
         self._judge = self._new_judge(self._repeats)
         self._tally = Tally()
         self._rewards = Rewards()
+        self._groups = Groups()
+        self._answers = OneAnswer()
         self._lengths = Lengths()
         self._prompts = Lengths()
         self._rows: dict[str, int] = {}
@@ -190,7 +208,7 @@ class _DataCheck:
 
     def _new_judge(self, repeats: Repeats | None) -> Judge:
         special = self._encoder.special_tokens if self._encoder else ()
-        return Judge(self._options.limits, special_tokens=special, eval_hashes=self._evaluation, repeats=repeats)
+        return Judge(self._options.limits, special_tokens=special, evaluated=self._evaluated, repeats=repeats)
 
     def read(self, sources: Iterable[str], copy: CleanCopy | None) -> None:
         """Read all files to their ends."""
@@ -233,13 +251,14 @@ class _DataCheck:
         """Judge one task, in a process of --jobs: everything that is counted begins at zero."""
         kind, source, number, named = header
         fields = None if named is None else Fields(**{**named, "required": tuple(named["required"])})
-        one = _DataCheck(self._options, self._encoder, self._evaluation, None)
+        one = _DataCheck(self._options, self._encoder, self._evaluated, None)
         one._judge = one._new_judge(None)
         one._apart = _Apart()
         one.read_source(source, unpacked(kind, source, number, content).rows(), fields)
         return {
             "tally": asdict(one._tally), "lengths": one._lengths.as_json(), "prompts": one._prompts.as_json(),
-            "total": one._total, "bad": one._bad, "apart": one._apart.lists(),
+            "total": one._total, "bad": one._bad, "apart": one._apart.lists(), "answers": one._answers.as_json(),
+            "groups": [one._groups.listed, one._groups.listed_flat],
         }  # fmt: skip
 
     def _merge(self, task: _Task, done: dict[str, Any]) -> None:
@@ -250,10 +269,16 @@ class _DataCheck:
         self._total += done["total"]
         self._bad += done["bad"]
         self._rows[source] += done["total"]
+        self._answers.merge(done["answers"])
+        self._groups.listed += done["groups"][0]
+        self._groups.listed_flat += done["groups"][1]
         apart = _Apart(*done["apart"])
         self._rewards.add(apart.rewards)
-        for key, number, faulty in zip(apart.keys, apart.numbers, apart.faulty, strict=True):
-            if code := self._repeats.code(key, bool(faulty & 1)):
+        for key, number, faulty, score in zip(apart.keys, apart.numbers, apart.faulty, apart.scores, strict=True):
+            code = self._repeats.code(key, bool(faulty & 1))
+            if score is not None and code != "duplicate":
+                self._groups.add_one(*score)
+            if code:
                 text = task.prompt(number) if self._tally.wants_example(code) else ""
                 self._tally.add(code, shown(source, number, text))
                 self._bad += not faulty & 2
@@ -281,16 +306,30 @@ class _DataCheck:
                 if self._limit is not None and one.length > self._limit:
                     one.faults.append(("too-long", f"{one.length:,} characters", ""))
             rewards += one.rewards
+            score = self._grouped(one)
             if self._apart is not None and one.key is not None:
                 self._apart.keys.append(one.key)
                 self._apart.numbers.append(row.number)
                 self._apart.faulty.append(one.faulty + 2 * bool(one.faults))
+                self._apart.scores.append(score)
+            elif score is not None and not any(code == "duplicate" for code, _, _ in one.faults):
+                self._groups.add_one(*score)
             if one.faults or self._copy is not None:
                 self._count(row, one.faults)
         if self._apart is not None:
             self._apart.rewards += rewards
         else:
             self._rewards.add(rewards)
+
+    def _grouped(self, one: Judged) -> tuple[int, float] | None:
+        """Note answer and group of a row; gives hash and reward of one that is a group only with others."""
+        if one.asked is not None and not self._answers.differ:
+            self._answers.add(one.asked, one.answer)
+        if one.group:
+            self._groups.add_list(one.rewards)
+        elif one.asked is not None and one.response and len(one.rewards) == 1:
+            return one.asked, one.rewards[0]
+        return None
 
     def _tokens(self, judged: list[Judged | None]) -> None:
         assert self._encoder is not None
@@ -323,8 +362,15 @@ class _DataCheck:
             raise SentinelError(f"{', '.join(sources)}: there is not one row in it; give a file with samples")
         for code, text, detail in judge_rewards(self._rewards.moments()):
             self._tally.add(code, text, detail)
-        notes = self._encoder.notes() if self._encoder else ()
-        if why := self._repeats.count and self._repeats.note(self._total, self._options.limits.repeats):
+        if why := self._answers.fault():
+            self._tally.add("constant-answer", why)
+        notes = (*(self._encoder.notes() if self._encoder else ()), *self._renamed())
+        if "constant-reward" not in self._tally.counts:
+            if why := self._groups.fault():
+                self._tally.add("flat-groups", why)
+            elif why := self._groups.note():
+                notes = (*notes, why)
+        if self._repeats.count and (why := self._repeats.note(self._total, self._options.limits.repeats)):
             self._bad -= self._only_repeated
             once = (
                 "; the clean copy holds one of each, --repeats 1 keeps all" if self._copy and not self._all_kept else ""
@@ -335,6 +381,11 @@ class _DataCheck:
             not_seen=self._not_seen(evaluated),
             faults=gravest_first(list(self._tally.faults())), notes=notes, facts=self._facts(), seconds=seconds,
         )  # fmt: skip
+
+    def _renamed(self) -> tuple[str, ...]:
+        """Fields that are prompts to us and not to TRL."""
+        names = {fields.prompt for fields in self._shapes.values() if fields.shape in ("plain", "conversational")}
+        return tuple(f"prompts stand in the field {name}: TRL wants prompt (rename_column)" for name in sorted(names))
 
     def _looked_at(self, evaluated: int) -> tuple[str, ...]:
         shapes = {fields.shape: fields for fields in self._shapes.values()}
@@ -385,6 +436,8 @@ class _DataCheck:
                 "count": int(rewards.count), "mean": rewards.mean, "std": rewards.std(),
                 "min": rewards.low, "max": rewards.high,
             }  # fmt: skip
+        if self._groups.count:
+            facts["groups"] = {"count": self._groups.count, "all_equal": self._groups.flat}
         if self._copy is not None:
             facts["clean_copy"] = {
                 "path": str(self._copy.path), "kept": self._copy.kept, "dropped": self._copy.dropped,

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_sentinel.preflight.data_invisible import invisible
+from grpo_sentinel.preflight.data_leakage import Evaluated
 from grpo_sentinel.preflight.data_repeats import Repeats, row_key, text_hash
 from grpo_sentinel.preflight.data_shapes import (
     MISSING,
@@ -16,6 +18,8 @@ from grpo_sentinel.preflight.data_shapes import (
     joined,
     kind_of,
     lookup,
+    odd_role,
+    only_system,
     split_conversation,
     texts_of,
     user_text,
@@ -55,6 +59,9 @@ class Judged:
     length: int  # characters of prompt and response
     key: int | None = None  # of `row_key`, where repeats are sought
     faulty: bool = False  # before tokens were looked at
+    asked: int | None = None  # hash of the prompt, where there is a key
+    answer: Any = None
+    group: bool = False  # the rewards are those of several responses
 
 
 class Judge:
@@ -65,7 +72,7 @@ class Judge:
         limits: Limits,
         *,
         special_tokens: Iterable[str] = (),
-        eval_hashes: frozenset[int] = frozenset(),
+        evaluated: Evaluated | None = None,
         repeats: Repeats | None = None,
     ) -> None:
         own = sorted((re.escape(token) for token in special_tokens if len(token) > 2), key=len, reverse=True)
@@ -73,7 +80,7 @@ class Judge:
         self._special_starts = tuple({token[0] for token in special_tokens if len(token) > 2} or {"<", "["})
         self._limits = limits
         self._repeats = repeats
-        self._eval = eval_hashes
+        self._evaluated = evaluated or Evaluated()
 
     def judge(self, row: Mapping[str, Any], fields: Fields) -> Judged:
         """Judge one row; the order of faults is the order of the checks."""
@@ -95,8 +102,15 @@ class Judge:
             if start in asked and (found := self._special.search(asked)):
                 faults.append(("special-token", asked[max(0, found.start() - 20) :], found[0]))
                 break
-        key = self._repeated(row, fields, whole, answered, faults) if whole and not fields.media else None
-        return Judged(faults, prompt, response, rewards, len(whole) + len(answered), key, bool(faults))
+        answer = lookup(row, fields.answer) if fields.answer else None
+        key = hashed = None
+        if whole and not fields.media:
+            hashed = text_hash(whole)
+            key = self._repeated(hashed, prompt, answered, answer, faults)
+        return Judged(
+            faults, prompt, response, rewards, len(whole) + len(answered), key, bool(faults), hashed,
+            None if answer is MISSING else answer, _is_group(row, fields),
+        )  # fmt: skip
 
     def _texts(self, row: Mapping[str, Any], fields: Fields, faults: Faults) -> tuple[Messages, Messages]:
         value = lookup(row, fields.prompt)
@@ -110,6 +124,12 @@ class Judge:
             prompt, response = split_conversation(prompt)
         if value is not MISSING and not wrong and not _says_something(prompt):
             faults.append(("empty-prompt", "", ""))
+        elif only_system(prompt):
+            faults.append(("no-question", joined(prompt), ""))
+        if role := odd_role(prompt) or odd_role(response):
+            faults.append(("odd-role", joined(prompt), repr(role[:40])))
+        if fields.response == "chosen" and _same(lookup(row, "chosen"), lookup(row, "rejected")):
+            faults.append(("same-pair", joined(response) if response else "", ""))
         return prompt, response
 
     def _response(self, row: Mapping[str, Any], fields: Fields, faults: Faults) -> Messages:
@@ -153,7 +173,7 @@ class Judge:
             return [value]  # nearly always: nothing to say
         out = []
         for one in value if isinstance(value, list) else (value,):
-            number = _number(one)
+            number = None if fields.typed and isinstance(one, str) else _number(one)
             if number is None:
                 faults.append(("reward-not-a-number", repr(one), ""))
             elif not math.isfinite(number):
@@ -175,6 +195,10 @@ class Judge:
         if found:
             what = _NAMES.get(found[0]) or f"U+{ord(found[0]):04X}"
             faults.append(("poison", text[max(0, found.start() - 20) :], f"{what} in the {part}"))
+        if not text.isascii():
+            place, name = invisible(text)
+            if name:
+                faults.append(("invisible", text[max(0, place - 20) :], f"{name} in the {part}"))
 
     def _answer(self, value: Any, usual: str, faults: Faults) -> None:
         if value is MISSING:
@@ -187,14 +211,14 @@ class Judge:
             faults.append(("odd-answer", repr(value)[:80], f"{kind or type(value).__name__} among {usual}"))
 
     def _repeated(
-        self, row: Mapping[str, Any], fields: Fields, whole: str, answered: str, faults: Faults
+        self, asked: int, prompt: Messages, answered: str, answer: Any, faults: Faults
     ) -> int:  # fmt: skip
-        prompt = text_hash(whole)
-        if prompt in self._eval:
-            faults.append(("leakage", whole, ""))
-        key = row_key(prompt, answered, lookup(row, fields.answer) if fields.answer else None)
+        how = self._evaluated.holds(asked, prompt)
+        if how is not None:
+            faults.append(("leakage", joined(prompt), how))
+        key = row_key(asked, answered, answer)
         if self._repeats is not None and (code := self._repeats.code(key, bool(faults))):
-            faults.append((code, whole, ""))
+            faults.append((code, joined(prompt), ""))
         return key
 
 
@@ -203,6 +227,20 @@ def _says_something(messages: Messages) -> bool:
         if text and not text.isspace():
             return True
     return False
+
+
+def _is_group(row: Mapping[str, Any], fields: Fields) -> bool:
+    """Rewards in a list belong to several responses, not to several reward functions of one."""
+    if not fields.reward or not isinstance(lookup(row, fields.reward), list):
+        return False
+    responses = lookup(row, fields.response) if fields.response else []
+    return isinstance(responses, list) and not (responses and isinstance(responses[0], Mapping))
+
+
+def _same(chosen: Any, rejected: Any) -> bool:
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        return chosen.strip() == rejected.strip()
+    return chosen is not MISSING and chosen is not None and chosen == rejected
 
 
 def _number(value: Any) -> float | None:

@@ -21,6 +21,7 @@ class Kind:
     message: str
     remedy: str
     drop: bool = True
+    whole: bool = False  # of all rows together: its one example says how much, not the count
 
 
 _B, _D = Level.BROKEN, Level.DOUBTFUL
@@ -53,16 +54,27 @@ KINDS: dict[str, Kind] = {
              "see how they were decoded: U+FFFD and surrogates are lost text, controls upset tokenizers"),
         Kind("special-token", _D, "texts of users hold special tokens as text",
              "remove or escape them: a tokenizer turns them into control tokens that end a turn or fake a role"),
+        Kind("invisible", _D, "texts hold characters that nobody sees",
+             "remove them: a tokenizer sees them, and a reward that compares text too", False),
+        Kind("odd-role", _D, "messages have a role that chat templates do not know",
+             "write system, user, assistant or tool: a template refuses it, drops it or writes it as it is"),
+        Kind("no-question", _D, "prompts are a system message alone", "give the question as a message of the user"),
+        Kind("same-pair", _B, "pairs have the same text as chosen and rejected", "drop them: nothing is preferred"),
         Kind("duplicate", _D, "rows repeat an earlier one",
              "drop them, or mean it (--repeats 1): they weigh twice and inflate evaluation"),
         Kind("conflicting-answer", _D, "rows repeat the prompt of an earlier one and give another answer",
              "see which is right: the same completion is rewarded in one row and punished in the other"),
         Kind("leakage", _B, "prompts stand in the evaluation set too",
              "drop them from training: the evaluation measures memory"),
+        Kind("flat-groups", _B, "rewards are equal within each group",
+             "no completion has an advantage, so nothing is learned: see what the reward tells completions apart by",
+             False, whole=True),
+        Kind("constant-answer", _D, "answers are all the same",
+             "see how the column was filled: one completion would be right for every prompt", False, whole=True),
         Kind("constant-reward", _D, "rewards are all the same",
-             "a group of equal rewards has no advantage: nothing is learned", False),
+             "a group of equal rewards has no advantage: nothing is learned", False, whole=True),
         Kind("reward-outlier", _D, "rewards lie more than 10 standard deviations from the mean",
-             "look at them: one such reward decides the advantages of its group", False),
+             "look at them: one such reward decides the advantages of its group", False, whole=True),
     )
 }  # fmt: skip
 
@@ -113,11 +125,13 @@ class Tally:
             count = self.counts.get(code, 0)
             if count:
                 groups = self.details.get(code, {})
+                examples = tuple(self.examples.get(code, ()))
                 detail = ", ".join(f"{name} {n:,}" for name, n in sorted(groups.items(), key=lambda item: -item[1]))
                 yield Fault(
                     level=kind.level, code=code, where="", remedy=kind.remedy, count=count, subject=", ".join(groups),
-                    message=f"{kind.message}: {count:,}" + (f" ({detail})" if detail else ""),
-                    examples=tuple(self.examples.get(code, ())),
+                    message=f"{kind.message}: {examples[0] if kind.whole else format(count, ',')}"
+                    + (f" ({detail})" if detail else ""),
+                    examples=() if kind.whole else examples,
                 )  # fmt: skip
 
 

@@ -26,6 +26,25 @@ _ANSWERS = (
 _REWARDS = ("reward", "score", "rewards", "scores")
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _SYSTEM_ROLES = ("system", "developer")
+_ROLES = frozenset(
+    {
+        "",
+        *_SYSTEM_ROLES,
+        "user",
+        "assistant",
+        "model",
+        "tool",
+        "function",
+        "ipython",
+        "environment",
+        "observation",
+        "tool_call",
+        "tool_response",
+        "context",
+        "documents",
+    }
+)  # that chat templates know; "" is plain text
+_LONG_ENOUGH = 24  # characters of a last turn that may stand for a whole conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +59,7 @@ class Fields:
     required: tuple[str, ...] = ()
     answer_kind: str = ""  # what most answers are: text, number, list or mapping
     media: str = ""  # pictures or sound: the text alone is not the sample
+    typed: bool = True  # the format tells numbers from text; CSV does not
 
     def named(self) -> tuple[str, ...]:
         """The fields that were found."""
@@ -155,10 +175,31 @@ def user_text(messages: Messages) -> str:
     return "\n".join(text for role, text in messages if role not in _SYSTEM_ROLES and role != "assistant")
 
 
+def question_of(messages: Messages) -> str:
+    """What is asked last, without system prompt and earlier turns; "" where the last turn is too short to say it."""
+    turns = [text for role, text in messages if role not in _SYSTEM_ROLES and role != "assistant"]
+    if not turns or (len(turns) > 1 and len("".join(turns[-1].split())) < _LONG_ENOUGH):
+        return ""
+    return turns[-1].strip()
+
+
+def odd_role(messages: Messages) -> str:
+    """Find the first role that no usual chat template knows; "" when there is none."""
+    for role, _ in messages:
+        if role not in _ROLES:
+            return role
+    return ""
+
+
+def only_system(messages: Messages) -> bool:
+    """Nobody but the system speaks."""
+    return bool(messages) and all(role in _SYSTEM_ROLES for role, _ in messages)
+
+
 def joined(messages: Messages) -> str:
     """All texts in order."""
     return messages[0][1] if len(messages) == 1 else "\n".join(text for _, text in messages)
 
 
-__all__ = ["MISSING", "Fields", "Messages", "joined", "kind_of", "lookup", "recognise", "split_conversation",
-           "texts_of", "user_text"]  # fmt: skip
+__all__ = ["MISSING", "Fields", "Messages", "joined", "kind_of", "lookup", "odd_role", "only_system", "question_of",
+           "recognise", "split_conversation", "texts_of", "user_text"]  # fmt: skip

@@ -70,6 +70,11 @@ def _ending(name: str) -> str:
     return Path(path.stem).suffix.lower() if path.suffix.lower() in _COMPRESSED else path.suffix.lower()
 
 
+def has_types(source: str) -> bool:
+    """The format tells numbers from text: all but CSV."""
+    return _ending(source) not in _DIALECTS
+
+
 def data_bytes(sources: Sequence[str]) -> int:
     """About how many bytes of data there are; for standard input and pipes, as much as can be."""
     return sum(_bytes_of(Path(source)) for source in sources)
@@ -140,4 +145,4 @@ def _zstandard(source: str, raw: BinaryIO) -> BinaryIO:
     return opened  # type: ignore[no-any-return]
 
 
-__all__ = ["STDIN", "Advance", "data_bytes", "expand", "read_blocks", "read_rows"]
+__all__ = ["STDIN", "Advance", "data_bytes", "expand", "has_types", "read_blocks", "read_rows"]

@@ -68,7 +68,9 @@ def test_every_poisonous_character_is_found_in_prompt_and_response(text: str, tm
     assert all(one.isprintable() for one in report.faults[0].examples)
 
 
-@pytest.mark.parametrize("text", ["tab\tnew\nline\r", "emoji 😀 and 中文，完", "a\u00a0b\u200bc", "x < y [1] <b>"])
+@pytest.mark.parametrize(
+    "text", ["tab\tnew\nline\r", "emoji 😀 and 中文，完", "a\u00a0b ภาษา\u200bไทย", "x < y [1] <b>"]
+)
 def test_ordinary_text_in_any_script_is_not_poison(text: str, tmp_path: Path) -> None:
     assert (
         check_data([write(tmp_path / "a.jsonl", [{"prompt": f"{text}{n}", "answer": "1"} for n in range(5)])]).faults
@@ -95,7 +97,7 @@ def test_equal_rewards_and_an_outlier_among_many_are_told(tmp_path: Path) -> Non
 def test_the_same_data_reads_the_same_from_every_format_and_from_stdin(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    rows = [{"prompt": f"what is {n}, then?", "answer": str(n), "reward": str(n / 40)} for n in range(40)]
+    rows = [{"prompt": f"what is {n}, then?", "answer": str(n), "reward": n / 40} for n in range(40)]
     rows[5] |= {"prompt": rows[4]["prompt"], "answer": rows[4]["answer"]}
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     (tmp_path / "a.jsonl").write_bytes(lines)
