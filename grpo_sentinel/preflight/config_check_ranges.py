@@ -48,6 +48,8 @@ RANGES = (
           "{0}: all completions of a group are the same, advantages are 0", "leave it off (TRL 0, vLLM -1)"),
     Range("top_p", lambda x: not 0 < x <= 1, _B, "temperature", "{0} is no share of probability", "1.0, or 0.9 to 1.0"),
     Range("completion_length", lambda x: x < 1, _B, "context", "{0} tokens: there is no completion", "512 or more"),
+    Range("completion_length", lambda x: x < 8, _D, "context", "{0} tokens: nearly every completion is cut off",
+          "512 or more, where the answer is not a single word"),
     Range("save_limit", lambda x: x == 1, _L, "one-checkpoint",
           "{0}: the checkpoint written at a halt, good or not, deletes the last one", "keep 2 or more"),
     Range("max_grad_norm", lambda x: x < 0, _B, "max-grad-norm", "{0} turns gradients round, or is refused",

@@ -277,6 +277,26 @@ def test_settings_are_read_out_of_the_script_that_starts_the_run(
     assert codes(check_config(tmp_path / name)) == wrong
 
 
+@pytest.mark.parametrize("script", [
+    "conf = dict(learning_rate={rate}, num_generations=8, output_dir=args.out)\nGRPOConfig(**conf)",
+    "RATE = {rate}\nconf: dict[str, object] = {{'learning_rate': RATE, 'num_generations': 8}}\nGRPOConfig(**conf)",
+    "base = dict(num_generations=8)\nGRPOConfig(**{{**base, 'learning_rate': {rate}}})",
+    "def main():\n    conf = dict(learning_rate=1e-6)\n    conf['learning_rate'] = {rate}\n    GRPOConfig(num_generations=8, **conf)",
+])  # fmt: skip
+def test_settings_are_read_out_of_a_dict_that_a_script_hands_over(script: str, tmp_path: Path) -> None:
+    for rate, wrong in (("0", {"learning-rate"}), ("1e-6", set())):
+        (tmp_path / "train.py").write_text(script.format(rate=rate))
+        report = check_config(tmp_path / "train.py")
+        assert codes(report) == wrong
+        assert report.facts["settings"] == {"learning_rate": float(rate), "group_size": 8}
+
+
+@pytest.mark.parametrize(("length", "wrong"), [(0, Level.BROKEN), (2, Level.DOUBTFUL), (8, None), (512, None)])
+def test_a_completion_of_a_few_tokens_is_doubtful(length: int, wrong: Level | None, tmp_path: Path) -> None:
+    report = report_of(tmp_path, {**TRL, "max_completion_length": length})
+    assert [fault.level for fault in report.faults if fault.where == "max_completion_length"] == [wrong] * bool(wrong)
+
+
 def test_a_script_without_settings_and_one_that_is_no_python_are_one_sentence(tmp_path: Path, capsys: Any) -> None:
     for name, text in (
         ("a.sh", "echo hello\n"),
