@@ -46,7 +46,7 @@ def no_signal(view: LogView) -> Candidate | None:
     ):
         return None
     if len(tail) >= 3:
-        dead = _with_strays(series, dead, tail)  # the onset is where it began for good
+        dead = list(_with_strays(series, dead, tail))  # the onset is where it began for good
     index, row, _ = dead[0]
     confidence = 0.8 if len(dead) >= 3 else 0.6
     if row.signals().get("data.truncated_ratio", 0.0) >= 0.99 or all_are_cut(view, index):
