@@ -53,11 +53,6 @@ class RewardJudge:
         scores = self._trial.score(both)
         self._gold_scores, self._wrong_scores = scores[: len(self._gold)], scores[len(self._gold) :]
         told = [(one.place, value) for one, value in zip(both, scores, strict=True) if value is not None]
-        bad = [f"{place}: {value}" for place, value in told if not math.isfinite(value)]
-        if bad:
-            self.found.broken("not-finite", f"{len(bad)} scores are NaN or infinite",
-                              "return a finite number for every input: one makes the advantages of its group NaN",
-                              len(bad), bad)  # fmt: skip
         finite = [value for _, value in told if math.isfinite(value)]
         if not finite:
             remedy = "see what it raises or returns" if told or self._trial.raised or self._trial.odd else (
@@ -232,13 +227,15 @@ class RewardJudge:
         self.found.not_seen.append(f"{', '.join(rest)}: the time was up (--timeout)")
 
     def calls(self, max_seconds: float) -> None:
-        """Exceptions, values that are no numbers, graphs that are kept (S31), and latency."""
+        """Exceptions, values that are no finite numbers, graphs that are kept (S31), and latency."""
         trial = self._trial
         for code, found, text, remedy in (
             ("raises", trial.raised, "inputs made it raise",
              "cut texts to its length before scoring: in training it ends the run" if trial.scorer.is_model
              else "catch it and return a low score: in training it ends the run"),
             ("not-a-number", trial.odd, "results are not numbers", "return float, or None to abstain"),
+            ("not-finite", trial.nonfinite, "inputs got NaN or an infinite score",
+             "return a finite number for every input, an empty one too: one makes the advantages of its group NaN"),
         ):  # fmt: skip
             if found:
                 examples = [f"{place}: {error}" for place, error in found.items()]

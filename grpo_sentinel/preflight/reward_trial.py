@@ -32,6 +32,7 @@ class Trial:
     deadline: float  # of time.monotonic()
     raised: dict[str, str] = field(default_factory=dict)  # place -> error
     odd: dict[str, str] = field(default_factory=dict)  # place -> what is no number
+    nonfinite: dict[str, str] = field(default_factory=dict)  # place -> NaN or an infinity
     latencies: list[float] = field(default_factory=list)  # seconds per sample, by call
     calls: int = 0
     samples: int = 0  # asked for
@@ -72,7 +73,10 @@ class Trial:
         except (TypeError, ValueError, RuntimeError):
             self.odd.setdefault(sample.place, f"{type(value).__name__} {excerpt(repr(value), 40)}")
             return None
-        self.scored += math.isfinite(number)
+        if math.isfinite(number):
+            self.scored += 1
+        else:
+            self.nonfinite.setdefault(sample.place, f"{number}")
         return number
 
     def graph_kept(self) -> str:

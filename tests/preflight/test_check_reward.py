@@ -57,6 +57,9 @@ def by_batch(completions, answer, **kw):
 def raising(completions, answer, **kw):
     return [1 / len(c) and g for c, g in zip(completions, good(completions, answer))]
 
+def nan_for_empty(completions, answer, **kw):
+    return [g if c.strip() else float("nan") for c, g in zip(completions, good(completions, answer))]
+
 def text(completions, **kw):
     return ["high"] * len(completions)
 
@@ -267,6 +270,13 @@ def test_the_sample_that_makes_it_raise_is_named_and_the_others_are_still_scored
     assert "ZeroDivisionError" in raised.examples[0]
     assert "empty" in raised.examples[0]
     assert report.facts["scores"]["gold_mean"] == 1.0  # type: ignore[index]
+
+
+def test_nan_for_what_a_policy_does_write_is_a_fault_though_no_gold_answer_gets_it(world: tuple[str, str]) -> None:
+    report = check_reward(f"{world[0]}:nan_for_empty", [world[1]])
+    (fault,) = [one for one in report.faults if one.code == "not-finite"]
+    assert "empty" in fault.examples[0]
+    assert fault.examples[0].endswith("nan")
 
 
 def test_a_reward_that_hangs_ends_at_the_deadline(world: tuple[str, str]) -> None:
