@@ -129,6 +129,20 @@ def test_gradients_of_a_sane_policy_pass_in_silence_with_their_distribution_by_l
     assert report.seconds < 60
 
 
+def test_a_checkpoint_with_a_nan_weight_is_a_finding_and_not_a_usage_error(policy_dir: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    spoiled = tmp_path / "spoiled"
+    shutil.copytree(policy_dir, spoiled)
+    tensors = load_file(spoiled / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = math.nan
+    save_file(tensors, spoiled / "model.safetensors", metadata={"format": "pt"})
+    report = check_gradients(str(spoiled), FAST)
+    assert codes(report) == {"non-finite-weights"}
+    assert "up_proj" in str(fault(report, "non-finite-weights").examples)
+    assert any("--response FIELD" in line for line in report.not_seen)
+
+
 def test_the_histogram_agrees_with_exact_statistics() -> None:
     import torch
 

@@ -42,7 +42,11 @@ def check(target: str, options: GradientOptions) -> CheckReport:
     loaded = load_policy(target, dtype=options.dtype, device=options.device)
     found = Findings(target)
     found.faults += loaded.faults
-    batch, weights = _batch(loaded, options, found, deadline)
+    made = _batch(loaded, options, found, deadline)
+    if made is None:
+        _optimizer(found, loaded)
+        return found.report("gradients", time.monotonic() - began)
+    batch, weights = made
     whole = len(batch.samples)
     batch, own, each = affordable(loaded, batch, deadline - _LAST_SECONDS, _PASSES)
     weights = weights[: len(batch.samples)]
@@ -76,7 +80,8 @@ def check(target: str, options: GradientOptions) -> CheckReport:
 
 def _batch(
     loaded: Loaded, options: GradientOptions, found: Findings, deadline: float
-) -> tuple[Batch, torch.Tensor]:  # fmt: skip
+) -> tuple[Batch, torch.Tensor] | None:  # fmt: skip
+    """Take the data's responses, or let the policy answer; None, and told, where its probabilities are none."""
     count, size = options.samples, options.group_size
     rows = read_prompts(options.data, options.fields, count) if options.data else []
     answered = [one for one in rows if one.completion]
@@ -93,7 +98,13 @@ def _batch(
             seed=options.seed, deadline=deadline - (1 - SAMPLING_SHARE) * options.timeout_seconds,
         )  # fmt: skip
     except RuntimeError as error:
-        raise SentinelError(f"{loaded.name} cannot generate: {' '.join(str(error).split())[:200]}") from error
+        if "probability tensor" not in str(error):
+            raise SentinelError(f"{loaded.name} cannot generate: {' '.join(str(error).split())[:200]}") from error
+        if not found.has("non-finite-weights"):
+            found.broken("non-finite-logits", "sampling met NaN or infinite probabilities",
+                         "see the weights, the dtype (float16 overflows at 65,504), and the output layer")  # fmt: skip
+        found.not_seen.append("gradients: the policy cannot answer; data with responses (--response FIELD) needs none")
+        return None
     weights = _rewarded(batch, options, found)
     return batch, weights
 
