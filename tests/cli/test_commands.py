@@ -43,7 +43,7 @@ def test_status_shows_ranks_without_a_daemon_and_says_so(started: Started, tmp_p
     assert body["daemon"] is False
     assert body["ranks"]["0"]["last_step"] == 4
     assert body["ranks"]["0"]["liveness"] == "alive"
-    text = cli("status", RUN).stdout
+    text = cli("status", RUN, "--wide").stdout  # the width of the values decides whether a pipe has room for pids
     assert "no daemon watches it" in text
     assert "alive" in text
     assert f" {trainer.pid} " in text

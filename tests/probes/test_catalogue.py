@@ -27,7 +27,7 @@ from .test_reward import Head
 pytestmark = pytest.mark.torch
 LAYERS = ("data", "reward", "policy", "gradient", "optimizer", "memory")
 VERSIONS = {"weight_versions": torch.zeros(5), "weight_version": 1, "stale_dropped": 1}
-BY_THE_AGENT = {"optimizer.skipped_updates"}  # counted where updates are stopped
+BY_THE_AGENT = {"optimizer.skipped_updates", "reward.func_nothing"}  # counted where updates are stopped, rewards read
 BY_THE_INTEGRATION = {
     "data.sample_age_steps", "policy.kl_reported_nats", "reward.func_sanitized", "memory.engine_released_bytes",
     "memory.engine_budget_bytes",
