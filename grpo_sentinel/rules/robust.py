@@ -50,6 +50,9 @@ class SortedWindow:
     def largest(self) -> float:
         return self._sorted[-1]
 
+    def smallest(self) -> float:
+        return self._sorted[0]
+
     def sigma(self) -> float:
         """Robust standard deviation, 1.4826 * MAD."""
         return MAD_TO_SIGMA * mad(self._sorted)

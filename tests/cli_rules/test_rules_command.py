@@ -74,7 +74,7 @@ def test_a_profile_shows_what_it_switches_off(capsys) -> None:
 def test_show_gives_signals_thresholds_and_remedies_and_knows_near_names(capsys) -> None:
     assert main(["rules", "show", "grad_spike"]) == 0
     body = yaml.safe_load(capsys.readouterr().out)
-    assert body["signals"] == ["gradient.norm_preclip"]
+    assert body["signals"] == ["gradient.norm_preclip", "policy.advantage_zero_ratio", "reward.zero_std_ratio"]
     assert body["detect"]["ratio"] == 50
     assert body["remedies"]
     assert main(["rules", "show", "grad_spik"]) == 2

@@ -20,6 +20,7 @@ KINDS: dict[str, str] = {
     "share": "window:Share",
     "count": "window:Count",
     "recent": "window:Recent",
+    "unlikely": "window:Unlikely",
     "counter": "counter:Counter",
     "odd_rank": "odd_rank:OddRank",
     "elsewhere": "elsewhere:Elsewhere",

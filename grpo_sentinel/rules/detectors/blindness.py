@@ -11,7 +11,7 @@ from grpo_sentinel.rules.detectors.correlation import Correlation
 from grpo_sentinel.rules.detectors.nonfinite import Nonfinite
 from grpo_sentinel.rules.detectors.odd_rank import OddRank
 from grpo_sentinel.rules.detectors.replica import Replica
-from grpo_sentinel.rules.detectors.window import Count, Recent, Share
+from grpo_sentinel.rules.detectors.window import Count, Recent, Share, Unlikely
 from grpo_sentinel.rules.expression import Expression
 
 
@@ -26,7 +26,7 @@ def blind(detector: Any, present: frozenset[str], ranks: int) -> bool:
         return blind(detector.of, present, ranks) and (
             detector.unless is None or blind(detector.unless, present, ranks)
         )
-    if isinstance(detector, (Not, Share, Recent)):
+    if isinstance(detector, (Not, Share, Recent, Unlikely)):
         return blind(detector.of, present, ranks)
     if isinstance(detector, Nonfinite):
         return not any(_known(one, present) for one in (*detector.counts, *detector.values))

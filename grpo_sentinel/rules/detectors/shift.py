@@ -16,7 +16,8 @@ class Shift:
     """Bad when every one of the newest `short` points lies beyond the `long` points before them, by ratio and sigmas.
 
     down: value < median / ratio, up: value > ratio * median (`ratio: 0`: off), and |value - median| > sigmas * 1.4826
-    MAD and > floor. Slow drift moves the long window along and stays silent; a cliff does not.
+    MAD and > floor. Slow drift moves the long window along and stays silent; a cliff does not. `unseen: true` asks that
+    no point before lay there: of a signal that is mostly 0 the MAD is 0, and what comes now and then looks far away.
     """
 
     signal: Expression
@@ -27,6 +28,7 @@ class Shift:
     short: int = 3
     long: int = 40
     min_points: int = 8
+    unseen: bool = False
 
     def __post_init__(self) -> None:
         if self.direction not in ("up", "down"):
@@ -77,6 +79,8 @@ class Shift:
         if value >= centre if down else value <= centre:
             return False
         if self.ratio and not (value * self.ratio < centre if down else centre > 0 and value > self.ratio * centre):
+            return False
+        if self.unseen and (value >= self._window.smallest() if down else value <= self._window.largest()):
             return False
         distance = abs(value - centre)
         return distance > self.floor and distance > self.sigmas * self._window.sigma()

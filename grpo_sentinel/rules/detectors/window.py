@@ -1,4 +1,4 @@
-"""Detectors over another detector's verdicts: share of a window, count within steps, was it so just now."""
+"""Detectors over another detector's verdicts: share of a window, count within steps, was it so just now, a rare run."""
 
 from __future__ import annotations
 
@@ -88,3 +88,54 @@ class Recent:
         if self._last is not None and view.step - self._step <= self.steps:
             return self._last
         return verdict if verdict.unable else (FINE if verdict.clear else NEAR)
+
+
+@dataclass
+class Unlikely:
+    """Bad when `of` is bad in `points` views in a row, and so many in a row are no chance.
+
+    A batch without a right answer is common where few answers are right: with a share q of such views among the last
+    `window` before this run of k, chance alone gives it with probability q^k, and that must be below `chance`. q is
+    taken as (bad + 1/4) / (seen + 1): where none has been seen yet, one may still come. Where `of` has been bad in
+    every view so far, nothing is known of chance, and `start` views in a row are enough (0: `points`).
+    """
+
+    of: Detector
+    points: int = 3
+    start: int = 0
+    chance: float = 1e-5
+    window: int = 400
+
+    def __post_init__(self) -> None:
+        if self.points < 1 or self.window < 2 or not 0 < self.chance < 1:
+            raise ValueError("expected points >= 1, window >= 2 and 0 < chance < 1")
+        self._past: deque[bool] = deque(maxlen=self.window)  # views before this run: were they bad?
+        self._run = 0
+        self._since = 0
+
+    def update(self, view: View) -> Verdict:
+        verdict = self.of.update(view)
+        if verdict.unable:
+            return verdict
+        if not verdict.bad:
+            self._past.extend([True] * min(self._run, self.window))
+            self._past.append(False)
+            self._run = 0
+            return verdict
+        self._run += 1
+        if self._run == 1:
+            self._since = view.step
+        if self._run < self._enough() or self._common():
+            return NEAR
+        return replace(verdict, onset=self._since)
+
+    def _enough(self) -> int:
+        return self.points if self._past else self.start or self.points
+
+    def _common(self) -> bool:
+        """Would chance alone give a run as long as this one?"""
+        share = (sum(self._past) + 0.25) / (len(self._past) + 1)
+        return bool(self._past) and share**self._run >= self.chance
+
+    def blames(self, get: Get) -> bool:
+        return bool(getattr(self.of, "blames", lambda _: False)(get))
