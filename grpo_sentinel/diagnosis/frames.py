@@ -137,6 +137,13 @@ def layer_of(traceback: Traceback) -> str | None:
     return "tooling"
 
 
+_STORES = re.compile(
+    r"(?<!torch/utils)/(?:dist_)?checkpoint(?:ing|er|_engine|_manager)?s?(?:/|\.py)"
+    r"| \w*(?:(?:save|load)_\w*(?:checkpoint|state|model)|state_dict)\w*$"
+)
+"""Saving or loading a checkpoint: what fails on the way is its writer's or reader's, in whatever file it stands."""
+
+
 def _by_frames(frames: list[str], last: str, message: str) -> str | None:
     """The innermost frame that tells."""
     for number in range(len(frames) - 1, -1, -1):
@@ -146,6 +153,8 @@ def _by_frames(frames: list[str], last: str, message: str) -> str | None:
         for pattern, layer in _FRAMES:
             if not re.search(pattern, here) or _MAIN.search(here):
                 continue
+            if layer == "optimizer" and any(map(_STORES.search, frames)):
+                return "tooling"
             if layer == "communication":
                 if _NO_SUCH.search(message):
                     return "tooling"  # it is another server than the one which is asked for
