@@ -24,5 +24,11 @@ env -i HOME="$home" USER="$name" LOGNAME="$name" PATH=/usr/local/bin:/usr/bin:/b
     ${GRPO_SENTINEL_DIR:+GRPO_SENTINEL_DIR="$GRPO_SENTINEL_DIR"} ${XDG_STATE_HOME:+XDG_STATE_HOME="$XDG_STATE_HOME"} \
     setsid setpriv --reuid "$uid" --regid "$gid" --init-groups \
     "$PROGRAM" "${words[@]}" < /dev/null > /dev/null 2> "$NOTES/$SLURM_JOB_ID.log" &
-echo "$!" > "$NOTES/$SLURM_JOB_ID.pid"
+pid=$!
+echo "$pid" > "$NOTES/$SLURM_JOB_ID.pid"
+for _ in $(seq 50); do  # what is not in a session of its own yet is killed with this script's process group
+    read -r _ _ _ _ _ session _ 2> /dev/null < "/proc/$pid/stat" || break
+    [ "$session" = "$pid" ] && break
+    sleep 0.1
+done
 exit 0
