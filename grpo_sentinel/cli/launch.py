@@ -22,6 +22,7 @@ from grpo_sentinel.cli.salvage import salvage
 from grpo_sentinel.cli.sidecar import Sidecar, say
 from grpo_sentinel.cli.supervisor import supervise
 from grpo_sentinel.config import Config
+from grpo_sentinel.daemon.permanent import Permanent, permanent_of
 from grpo_sentinel.daemon.places import ring_roots, state_dir
 from grpo_sentinel.daemon.tidy import make_room
 from grpo_sentinel.errors import SentinelError
@@ -61,10 +62,19 @@ def launch(
     run = sanitise_run_id(run_id or base_run_id(environment, command) or new_run_id())
     _make_room(config, environment, run, for_a_run=True)
     root = _root(config, environment)
+    elder = None if root is None or no_daemon else _elder(root, config_path)
+    if elder is not None:
+        config_path = elder.config or None
+        config, given = _settings(config_path)
+        config = config.model_copy(update={"state_dir": elder.state_dir})
+        say(
+            f"run {run} is left to the permanent sidecar that is here (pid {elder.pid}{elder.url and f', {elder.url}'})"
+        )
     environment.update(agent_environment(config, environment, run, root))
     sidecar = None
     if root is not None and not no_daemon:
-        sidecar = Sidecar(sidecar_command(run, root, given, [*map(os.path.abspath, logs), *own_output()]))
+        words = sidecar_command(run, root, given, [*map(os.path.abspath, logs), *own_output()])
+        sidecar = Sidecar(words, None if elder is None else elder.folder)
     code = supervise(
         list(command),
         environment,
@@ -77,6 +87,22 @@ def launch(
     )
     _make_room(config, environment, run, for_a_run=False)
     return code
+
+
+def _elder(root: Path, config_path: str | None) -> Permanent | None:
+    """Find the permanent sidecar that this run can be left to: whoever names other settings wants those to hold."""
+    found = permanent_of(root)
+    if found is None or config_path is None or _same(found.config, config_path):
+        return found
+    say(
+        f"a permanent sidecar is here (pid {found.pid}) with other settings than {config_path}; this run gets one of "
+        "its own"
+    )
+    return None
+
+
+def _same(one: str, other: str) -> bool:
+    return bool(one) and Path(one).resolve() == Path(other).resolve()
 
 
 def _settings(path: str | None) -> tuple[Config, list[str]]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from grpo_sentinel.cli.launches import waiting
+from grpo_sentinel.cli.launches import waiting, words
 from grpo_sentinel.cli.salvage import salvage
 from grpo_sentinel.clock import SystemClock
 from grpo_sentinel.collectors.ranks import RankCollector
@@ -113,11 +113,11 @@ def find_run(config: Config, run_id: str | None, *, alive_only: bool = False) ->
         chosen = [directory for directory in found if belongs_to(directory, run_id)]
         if not chosen:
             launched = next((one for one in waiting(roots) if one.run_id == run_id), None)
-            raise no_such_run(run_id, found, roots) if launched is None else NoRun(f"run {run_id}: {launched.words()}")
+            raise no_such_run(run_id, found, roots) if launched is None else NoRun(f"run {run_id}: {words(launched)}")
         return chosen[0]
     launched = next(iter(waiting(roots, found)), None)
     if not found and launched is not None:
-        raise NoRun(f"run {launched.run_id}: {launched.words()}")
+        raise NoRun(f"run {launched.run_id}: {words(launched)}")
     if not found:
         raise NoRun(
             f"there is no run in {looked}; start one with `grpo-sentinel launch -- ...`, or set GRPO_SENTINEL_DIR"
@@ -127,7 +127,7 @@ def find_run(config: Config, run_id: str | None, *, alive_only: bool = False) ->
     alive = [directory for directory in found if is_alive(read_ranks(directory))]
     if not alive:
         if launched is not None:
-            raise NoRun(f"run {launched.run_id}: {launched.words()}")
+            raise NoRun(f"run {launched.run_id}: {words(launched)}")
         raise NoRun(f"no run in {looked} is alive; the newest was {found[0].name}")
     if len(alive) > 1:
         raise NoRun(f"{len(alive)} runs are alive ({', '.join(one.name for one in alive)}); name the one you mean")

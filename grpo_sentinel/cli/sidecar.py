@@ -1,4 +1,7 @@
-"""The sidecar as a child of `launch`: started again when it dies, a few times in a row, and asked to end at the end."""
+"""The sidecar as a child of `launch`: started again when it dies, a few times in a row, and asked to end at the end.
+
+Where a permanent sidecar watches the folder none is started, unless that one ends while the command runs.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,26 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
+
+from grpo_sentinel.daemon.claim import is_claimed
 
 _RESTARTS = 3  # in a row: a sidecar that has run for a while since earns them anew, over runs of weeks
 _STEADY_SECONDS = 60.0
 _CLOSE_SECONDS = 15.0
+_ABSENT_SECONDS = 10.0  # a permanent sidecar may be started again
 
 
 class Sidecar:
     """The daemon as a child; its death never touches training."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], elder: Path | None = None) -> None:
+        """`elder`: the folder whose permanent sidecar has the run; none is started while that one is there."""
         self._command = list(command)
+        self._elder = elder
+        self._seen = time.monotonic()  # when the elder was there last
         self._process: subprocess.Popen[bytes] | None = None
         self._launcher_pid = 0
         self._restarts = 0
@@ -30,6 +40,8 @@ class Sidecar:
     def start(self, launcher_pid: int) -> None:
         """Start it beside the command with pid `launcher_pid`; a failure is said."""
         self._launcher_pid = launcher_pid
+        if self._elder is not None:
+            return
         self._started = time.monotonic()
         environment = {key: value for key, value in os.environ.items() if key != "GRPO_SENTINEL"}
         try:
@@ -43,7 +55,10 @@ class Sidecar:
             say(f"the sidecar could not be started ({error.strerror}); training goes on unwatched")
 
     def look(self) -> None:
-        """Start it again if it died, at most a few times in a row."""
+        """Start it again if it died, at most a few times in a row; start it where the permanent one has gone."""
+        if self._elder is not None:
+            self._look_for_the_elder(self._elder)
+            return
         process = self._process
         if process is None or process.poll() is None:
             return
@@ -62,6 +77,20 @@ class Sidecar:
         self._restarts += 1
         self._due = now + 0.5 * self._restarts
         say(f"the sidecar ended ({describe(process.returncode)}); it is started again, training goes on")
+
+    def _look_for_the_elder(self, folder: Path) -> None:
+        now = time.monotonic()
+        if is_claimed(folder):
+            self._seen = now
+        elif now - self._seen > _ABSENT_SECONDS:
+            say("the permanent sidecar has ended; this run gets one of its own")
+            self._elder = None
+            self.start(self._launcher_pid)
+
+    @property
+    def elder(self) -> bool:
+        """Is the run left to a permanent sidecar?"""
+        return self._elder is not None
 
     @property
     def running(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from grpo_sentinel.cli.launches import Launch, waiting
+from grpo_sentinel.cli.launches import Launch, waiting, words
 from grpo_sentinel.cli.runs import NoRun, find_run, is_alive, read_ranks, run_choice, settings_of
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.claim import is_claimed, read_note
@@ -71,7 +71,7 @@ def status(
                 click.echo(f"page: {page}")
             for one in waiting_now(config):
                 if one.run_id != snapshot.run_id:
-                    click.echo(f"also launched: {one.run_id}: {one.words()}")
+                    click.echo(f"also launched: {one.run_id}: {words(one)}")
             for line in as_lines(walked) if walked is not None else ():
                 click.echo(line)
         return 0
@@ -118,7 +118,7 @@ def look(config: Config, run_id: str | None) -> tuple[Snapshot, str]:
     """Read a run as it is now and say from where: a launched one that waits for its trainer too. Raises `NoRun`."""
     launched = _waits(config, run_id)
     if launched is not None:
-        return Snapshot(run_id=launched.run_id, node=socket.gethostname(), wall_ns=time.time_ns()), launched.words()
+        return Snapshot(run_id=launched.run_id, node=socket.gethostname(), wall_ns=time.time_ns()), words(launched)
     stored = _from_history(config, run_id)
     try:
         directory = find_run(config, run_id)

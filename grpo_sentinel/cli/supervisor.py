@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,14 +18,17 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from grpo_sentinel.cli.launches import noted
 from grpo_sentinel.cli.sidecar import Sidecar, say
 from grpo_sentinel.cli.summary import run_directory, was_halted, write_summary
 from grpo_sentinel.cli.terminal import Terminal
+from grpo_sentinel.clock import SystemClock
 from grpo_sentinel.config import Config
-from grpo_sentinel.daemon.places import belongs_to, run_directories
+from grpo_sentinel.daemon.launches import noted
+from grpo_sentinel.daemon.past import Stage, stage_of
+from grpo_sentinel.daemon.places import belongs_to, run_directories, state_dir
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting import HALTING
+from grpo_sentinel.history import history_path
 from grpo_sentinel.protocol.ended import PEACEFUL, write_ended
 from grpo_sentinel.records import Action
 
@@ -32,6 +36,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
               signal.SIGCONT, signal.SIGWINCH)  # fmt: skip
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOOK_SECONDS = 0.1
+_READ_SECONDS = 5.0  # within which a permanent sidecar has read the end of a run
 
 
 def supervise(
@@ -56,7 +61,7 @@ def supervise(
             return 127 if isinstance(error, FileNotFoundError) else 126
         told = partial(_note_end, root, run_id, process.pid)
         with (
-            noted(root, run_id, process.pid, command, sidecar=sidecar is not None),
+            noted(root, run_id, process.pid, command, sidecar=sidecar is not None and not sidecar.elder),
             Terminal(process) as terminal,
         ):
             signals.forward_to(process, told)
@@ -73,8 +78,13 @@ def supervise(
                     _reap({process.pid} | ({sidecar.pid} if sidecar is not None else set()))
         told(max(0, -process.returncode), "command", max(0, process.returncode))
         if sidecar is not None:
-            to_be_read = sidecar.running and root is not None and run_directory(root, run_id, started_ns) is not None
-            _linger(config.launch.linger_seconds if to_be_read else 0.0, signals)
+            recorded = run_directory(root, run_id, started_ns) if root is not None else None
+            if sidecar.elder and recorded is not None:
+                history = history_path(state_dir(config, environment), socket.gethostname())
+                read = partial(_is_read, recorded, history)
+                _linger(max(config.launch.linger_seconds, _READ_SECONDS), signals, read)
+            else:
+                _linger(config.launch.linger_seconds if sidecar.running and recorded is not None else 0.0, signals)
             sidecar.end()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     if root is None:
@@ -159,12 +169,17 @@ def _reap(ours: Collection[int]) -> None:
         os.waitpid(found.si_pid, os.WNOHANG)
 
 
-def _linger(seconds: float, signals: _Signals) -> None:
-    """Let the sidecar read the last words; a signal that means "end" cuts it short."""
+def _linger(seconds: float, signals: _Signals, read: Callable[[], bool] = lambda: False) -> None:
+    """Let the sidecar read the last words; a signal that means "end" cuts it short, and so does `read`."""
     limit = time.monotonic() + seconds
     signals.forward_to(None)
-    while time.monotonic() < limit and not signals.ending:
+    while time.monotonic() < limit and not signals.ending and not read():
         time.sleep(0.05)
+
+
+def _is_read(directory: Path, history: Path) -> bool:
+    """Tell whether a permanent sidecar has the whole run in its history."""
+    return stage_of(directory, SystemClock(), history) is Stage.STORED
 
 
 class _Signals:

@@ -24,35 +24,26 @@ from grpo_sentinel.clock import Clock, SystemClock
 from grpo_sentinel.config import Config
 from grpo_sentinel.daemon import parts
 from grpo_sentinel.daemon.background import Background
-from grpo_sentinel.daemon.claim import Claim, DaemonNote
+from grpo_sentinel.daemon.claim import DaemonNote
 from grpo_sentinel.daemon.health import Health
 from grpo_sentinel.daemon.incident_views import IncidentViews
-from grpo_sentinel.daemon.past import past
-from grpo_sentinel.daemon.pins import Pins
-from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories, state_dir
+from grpo_sentinel.daemon.places import ring_roots, state_dir
 from grpo_sentinel.daemon.reading import page_link, read_token
-from grpo_sentinel.daemon.resume import begun, inherit, parent_of, resume
-from grpo_sentinel.daemon.tidy import tidy
-from grpo_sentinel.daemon.watch import RunWatch, unbounded
-from grpo_sentinel.daemon.whereabouts import write_whereabouts
-from grpo_sentinel.errors import HistoryError, SentinelError
-from grpo_sentinel.halting import HaltController, LauncherHandle, NodeLauncher
+from grpo_sentinel.daemon.runs import Choice, Runs, Tools
+from grpo_sentinel.daemon.watch import RunWatch
+from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.halting import NodeLauncher
 from grpo_sentinel.halting.processes import ProcessMark, is_running
 from grpo_sentinel.history import HistoryReader
-from grpo_sentinel.protocol import list_segments
 from grpo_sentinel.records import Action, Sample
-from grpo_sentinel.rules.engine import Engine
 from grpo_sentinel.rules.walk import as_json
-from grpo_sentinel.views import Cursor, RankStatus, SinkBatch, Snapshot
+from grpo_sentinel.views import RankStatus, SinkBatch, Snapshot
 from grpo_sentinel.web.server import WebServer
 from grpo_sentinel.web.state import WebState
 
 log = logging.getLogger(__name__)
 
 LOOK_NS = 500_000_000  # between two looks for new runs
-RETIRE_NS = 2_000_000_000  # a run that had ended before we came is let go after so long
-FORGET_NS = 600_000_000_000  # a run that ended while we watched stays on the page so long
-TIDY_NS = 60_000_000_000  # between two looks for rings that nobody needs any more
 CLOSE_SECONDS = 5.0
 ORPHAN_SECONDS = 1.0  # after the launched command, its ranks and `launch` itself, beyond launch.linger_seconds
 STUCK_SECONDS = 10.0  # a loop that has not turned for so long is to be started again
@@ -81,13 +72,9 @@ class Daemon:
         self._config = config
         self._clock = clock or SystemClock()
         self._roots = list(roots) if roots is not None else ring_roots(config)
-        self._run_dir = run_dir
-        self._run_id = run_id
-        self._config_file = config_file
         self._command = launcher
         self._supervisor = supervisor
         self._open_page = open_page  # told the address that opens the page, token and all
-        self._launcher: LauncherHandle = NodeLauncher(launcher)
         self._node = socket.gethostname()
         self._state = state_dir(config)
         self._started_wall_ns = self._clock.wall_ns()
@@ -96,21 +83,23 @@ class Daemon:
         self._stacks = Background("sentinel-stacks")
         self._evidence = Background("sentinel-incidents")
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._watches: dict[Path, RunWatch] = {}
-        self._retired: dict[Path, tuple[int, ...]] = {}
-        self._past: dict[Path, tuple[int, ...]] = {}  # segments of the watched runs that are not judged
-        self._once = False
         self._said: dict[str, str] = {}
         self._looked_ns: int | None = None
-        self._tidy_ns = self._clock.monotonic_ns() + TIDY_NS
         self._idle_since_ns = self._turned_ns = self._clock.monotonic_ns()
         self.act_token = parts.act_token(config, self.say)
         self.url = self._page = ""
 
-        self._rules = parts.rules(config, self.say)
+        rules = parts.rules(config, self.say)
         self._sinks = parts.Sinks(
             config, self._state, self._node, self._clock, lambda: parts.for_others(self.url, self._node)
         )
+        tools = Tools(
+            rules=rules, health=self._health, launcher=NodeLauncher(launcher), background=self._background,
+            stacks=self._stacks, state=self._state, history=self._sinks.history_path, node=self._node,
+            config_file=config_file,
+        )  # fmt: skip
+        choice = Choice(roots=tuple(self._roots), run_dir=run_dir, run_id=run_id)
+        self._runs = Runs(config, self._clock, choice, tools, self)
         self._incidents = parts.incidents(
             config, self._state, self._node, self._clock, self._sinks.history_path, self._evidence, self._stacks
         )
@@ -120,7 +109,7 @@ class Daemon:
 
     def snapshots(self) -> Mapping[str, Snapshot]:
         """Newest snapshot of every watched run, the one with the newest record first."""
-        watches = list(self._watches.values())  # a copy: the loop may take up a run meanwhile
+        watches = list(self._runs.watches.values())  # a copy: the loop may take up a run meanwhile
         watches.sort(key=lambda watch: (watch.past is not None, -watch.quiet_since_ns))
         return {watch.run_id: watch.snapshot for watch in watches}
 
@@ -141,7 +130,7 @@ class Daemon:
     def problems(self) -> list[str]:
         """Name every part that is off or broken, the loop itself first; [] when all do their work."""
         stuck = self.stuck()
-        of_runs = [text for watch in list(self._watches.values()) for text in watch.problems]
+        of_runs = [text for watch in list(self._runs.watches.values()) for text in watch.problems]
         return [*([stuck] if stuck else []), *self._off(), *of_runs]
 
     def stuck(self) -> str:
@@ -172,7 +161,7 @@ class Daemon:
         )
 
     def _walk(self, run_id: str) -> Mapping[str, object] | None:
-        watch = next((one for one in list(self._watches.values()) if one.run_id == run_id), None)
+        watch = next((one for one in list(self._runs.watches.values()) if one.run_id == run_id), None)
         return None if watch is None else as_json(watch.walked())
 
     def say(self, key: str, text: str) -> None:
@@ -185,6 +174,24 @@ class Daemon:
         else:
             del self._said[key]
             log.info("%s works again", key)
+
+    def unsay(self, key: str) -> None:
+        """Forget what was said."""
+        self._said.pop(key, None)
+
+    def history_works(self) -> bool:
+        """Tell whether the history takes what it is given."""
+        return self._config.sinks.history.enabled and not self._sinks.problems()
+
+    def note(self) -> DaemonNote:
+        """Say where this sidecar answers."""
+        return DaemonNote(
+            pid=parts.own_pid(),
+            url=self.url,
+            act_token=self.act_token,
+            started_wall_ns=self._started_wall_ns,
+            page=self._page,
+        )
 
     # ---- the loop
 
@@ -222,11 +229,11 @@ class Daemon:
 
     def once(self) -> Mapping[str, Snapshot]:
         """Look once at everything, hand it to the sinks, and give the snapshots."""
-        self._once = True
-        self._look()
+        self._runs.once = True
+        self._runs.look()
         samples = [sample for collector in self._collectors for sample in self._poll(collector, 2.0)]
-        for watch in list(self._watches.values()):
-            self._last_words(watch, samples)
+        for watch in list(self._runs.watches.values()):
+            self.last_words(watch, samples)
         return self.snapshots()
 
     def turn(self) -> None:
@@ -234,12 +241,12 @@ class Daemon:
         now = self._turned_ns = self._clock.monotonic_ns()
         if self._looked_ns is None or now - self._looked_ns >= LOOK_NS:
             self._looked_ns = now
-            self._guarded("looking for runs", self._look)
+            self._guarded("looking for runs", self._runs.look)
         self._obey()
         samples: list[Sample] = []
         for collector in self._collectors:
             self._guarded(collector.name, lambda one=collector: samples.extend(self._poll(one)))  # type: ignore[misc]
-        for watch in list(self._watches.values()):
+        for watch in list(self._runs.watches.values()):
             self._guarded(f"run {watch.run_id}", lambda watch=watch: self._turn_of(watch, samples))  # type: ignore[misc]
         self._guarded("incidents", self._incidents.tick)
         self._guarded("background work", self._background.settle)
@@ -259,18 +266,16 @@ class Daemon:
         """Hand on what is left, let the runs go and end every part within a bounded time."""
         self._background.close(CLOSE_SECONDS)
         self._background.settle()
-        for watch in self._watches.values():
-            self._guarded(f"run {watch.run_id}", lambda watch=watch: self._last_words(watch, ()))  # type: ignore[misc]
+        for watch in self._runs.watches.values():
+            self._guarded(f"run {watch.run_id}", lambda watch=watch: self.last_words(watch))  # type: ignore[misc]
         for collector in self._collectors:
             collector.close()
         self._sinks.close(CLOSE_SECONDS)
         self._incidents.close()  # after the history has taken everything
         self._evidence.close(CLOSE_SECONDS)
-        for watch in self._watches.values():
-            watch.close()
-        self._watches.clear()
+        self._runs.close()
 
-    def _last_words(self, watch: RunWatch, samples: Sequence[Sample]) -> None:
+    def last_words(self, watch: RunWatch, samples: Sequence[Sample] = ()) -> None:
         """Read a run once more and hand on all of it, due or not."""
         self._tell(watch, watch.turn(samples))
         self._tell(watch, watch.bundle())
@@ -302,13 +307,16 @@ class Daemon:
 
     def _all_ranks(self) -> Mapping[int, RankStatus]:
         return {
-            rank: status for watch in self._watches.values() if not watch.over for rank, status in watch.ranks.items()
+            rank: status
+            for watch in self._runs.watches.values()
+            if not watch.over
+            for rank, status in watch.ranks.items()
         }
 
     def _obey(self) -> None:
         while not self._commands.empty():
             run_id, action, reason, requested_by, answer = self._commands.get()
-            watch = next((watch for watch in self._watches.values() if watch.run_id == run_id), None)
+            watch = next((watch for watch in self._runs.watches.values() if watch.run_id == run_id), None)
             try:
                 if watch is None:
                     raise SentinelError(
@@ -318,122 +326,6 @@ class Daemon:
             except SentinelError as error:
                 answer.set_exception(error)
 
-    # ---- runs
-
-    def _look(self) -> None:
-        """Take up new runs, let those go that ended."""
-        for directory in self._directories():
-            if directory in self._watches or self._retired.get(directory) == _segments_of(directory):
-                continue
-            self._take_up(directory)
-        now = self._clock.monotonic_ns()
-        for directory, watch in list(self._watches.items()):
-            if watch.past is not None and self._started_again(directory):
-                watch = self._begin_anew(watch)
-            quiet = now - watch.quiet_since_ns
-            if watch.over and not self._named and quiet > (FORGET_NS if watch.seen_alive else RETIRE_NS):
-                self._retired[directory] = _segments_of(directory)
-                self._last_words(watch, ())
-                self._watches.pop(directory).close()
-                self._past.pop(directory, None)
-                if watch.past is None:
-                    log.info("run %s has ended", watch.run_id)
-        if self._config.sinks.history.enabled and not self._sinks.problems() and now >= self._tidy_ns:
-            self._tidy_ns = now + TIDY_NS
-            for directory in tidy(list(self._retired), self._clock.wall_ns() / 1e9):
-                self._retired.pop(directory)
-
-    @property
-    def _named(self) -> bool:
-        return self._run_dir is not None or self._run_id is not None
-
-    def _directories(self) -> list[Path]:
-        if self._run_dir is not None:
-            return [self._run_dir] if self._run_dir.is_dir() else []
-        found = run_directories(self._roots)
-        if self._run_id is None:
-            return found
-        return [directory for directory in found if belongs_to(directory, self._run_id)]
-
-    def _take_up(self, directory: Path) -> None:
-        try:
-            claim = Claim.take(directory)
-        except OSError as error:
-            self.say(f"run {directory.name}", f"run {directory.name} cannot be watched: {directory}: {error.strerror}")
-            return
-        if claim is None:
-            left = f"run {directory.name} is watched by another daemon already; left to it"
-            self.say(f"another daemon has {directory.name}", left)
-            return
-        try:
-            self._watches[directory] = self._watch(claim)
-            claim.publish(self._note())
-            if self._config.sinks.history.enabled:
-                judged_there = self._once or self._watches[directory].past is not None
-                write_whereabouts(directory, self._state, self._config_file, replace=not judged_there)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run must not stay claimed and unwatched
-            self._health.counts["loop_errors_total"] += 1
-            self.say(f"run {directory.name}", f"run {directory.name} cannot be watched fully: {error}")
-            if directory not in self._watches:
-                claim.release()
-            return
-        for key in (f"run {directory.name}", f"another daemon has {directory.name}"):
-            self._said.pop(key, None)
-        ended = self._watches[directory].past
-        log.info("%s", f"watching run {directory.name} in {directory}" if ended is None else ended.note)
-
-    def _note(self) -> DaemonNote:
-        return DaemonNote(
-            pid=parts.own_pid(),
-            url=self.url,
-            act_token=self.act_token,
-            started_wall_ns=self._started_wall_ns,
-            page=self._page,
-        )
-
-    def _started_again(self, directory: Path) -> bool:
-        changed = _segments_of(directory) != self._past[directory]
-        return changed and past(directory, self._clock, self._sinks.history_path) is None
-
-    def _begin_anew(self, before: RunWatch) -> RunWatch:
-        """Judge a run that was past when its ranks have been started again; what was read is not read again."""
-        watch = self._watch(before.claim, {rank: status.cursor for rank, status in before.ranks.items()})
-        before.close(release=False)
-        self._watches[before.claim.directory] = watch
-        log.info("watching run %s in %s: it was started again", watch.run_id, watch.claim.directory)
-        return watch
-
-    def _watch(self, claim: Claim, read: Mapping[int, Cursor] | None = None) -> RunWatch:
-        run_id = claim.directory.name
-        self._past[claim.directory] = _segments_of(claim.directory)
-        asked = self._once and self._named
-        ended = None if asked else past(claim.directory, self._clock, self._sinks.history_path)
-        engine = Engine(self._rules, run_id=run_id)
-        cursors: dict[int, Cursor] = {}
-        context: dict[str, object] = {}
-        try:
-            since = begun(claim.directory, self._clock)
-            inherit(engine, self._sinks.history_path, parent_of(claim.directory, self._clock))
-            cursors, context = resume(engine, self._sinks.history_path, run_id, since_wall_ns=since)
-        except HistoryError as error:
-            self.say("history", f"{error}; detectors of run {run_id} start anew")
-        halting = HaltController(
-            claim.directory,
-            self._config.halting,
-            self._clock,
-            self._launcher,
-            skip_above_norm=unbounded(self._config.agent.skip_above_norm),
-            take_stacks=parts.stack_taker(claim.directory, self._state / "stacks" / run_id, self._stacks, self._clock),
-        )
-
-        def pins(on_pinned: Callable[[str], None]) -> Pins:
-            return Pins(run_id, self._config.halting, self._state, self._background, on_pinned)
-
-        cursors = {**cursors, **(read or {})}
-        return RunWatch(
-            claim, self._config, self._clock, engine, halting, pins, self._health, self._node, cursors, context, ended
-        )
-
     def _deserted(self) -> bool:
         """Tell whether the launched command and its runs are gone, as after a kill -9 of `launch`.
 
@@ -442,18 +334,7 @@ class Daemon:
         if self._command is None:
             return False
         now = self._clock.monotonic_ns()
-        if is_running(self._command) or any(not watch.over for watch in self._watches.values()):
+        if is_running(self._command) or any(not watch.over for watch in self._runs.watches.values()):
             self._idle_since_ns = now
         patience_s = ORPHAN_SECONDS if self._supervisor is not None and not is_running(self._supervisor) else 30.0
         return now - self._idle_since_ns > (self._config.launch.linger_seconds + patience_s) * 1e9
-
-
-def _segments_of(directory: Path) -> tuple[int, ...]:
-    """Identify the segments in a directory, to notice new ones in the place of old."""
-    found = []
-    for path in list_segments(directory):
-        try:
-            found.append(path.stat().st_ino)
-        except OSError:
-            continue
-    return tuple(found)

@@ -94,9 +94,7 @@ def _private(path: Path) -> str:
 
 def _make(path: Path) -> None:
     """Write a new token whole or not at all; the first of several sidecars that start at once wins."""
-    draft = path.with_name(f".{NAME}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        draft.unlink()
+    draft = path.with_name(f".{NAME}.{secrets.token_hex(8)}")  # containers that share it have the same pids
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:

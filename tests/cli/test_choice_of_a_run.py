@@ -12,7 +12,8 @@ import pytest
 from run_support import HERE, Started, cli, until
 
 from grpo_sentinel.cli import main
-from grpo_sentinel.cli.launches import noted, waiting
+from grpo_sentinel.cli.launches import waiting
+from grpo_sentinel.daemon.launches import noted
 from grpo_sentinel.protocol import user_dir
 
 TAKES_A_RUN = ["status", "top", "halt", "checkpoint", "capture", "report", "resume-point"]

@@ -38,14 +38,15 @@ def test_the_first_sidecar_makes_a_token_for_this_user_alone_and_the_next_ones_u
 
 
 def test_sidecars_that_start_at_once_agree_on_one_token(tmp_path: Path) -> None:
-    found: list[str | None] = []
-    threads = [threading.Thread(target=lambda: found.append(token(tmp_path))) for _ in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(30)
-    assert len(found) == 8
-    assert set(found) == {token(tmp_path)}
+    for turn in range(50):  # of one process, as containers whose first process has pid 1
+        place, found = tmp_path / str(turn), []
+        threads = [threading.Thread(target=lambda at=place, to=found: to.append(token(at))) for _ in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(30)
+        assert len(found) == 8
+        assert set(found) == {token(place)}
 
 
 def test_a_token_that_others_could_read_is_replaced(tmp_path: Path) -> None:
