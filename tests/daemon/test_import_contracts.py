@@ -19,7 +19,7 @@ EDGES = {
     "rich": {"grpo_sentinel.cli"},
     "starlette": {"grpo_sentinel.web"},
     "uvicorn": {"grpo_sentinel.web"},
-    "pydantic": {"grpo_sentinel.config", "grpo_sentinel.settings_section"},
+    "pydantic": {"grpo_sentinel.config", "grpo_sentinel.settings_section", "grpo_sentinel.settings_sinks"},
     "prometheus_client": {"grpo_sentinel.sinks"},
     "pickle": set(),
     "marshal": set(),
