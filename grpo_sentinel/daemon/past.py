@@ -30,6 +30,7 @@ class Past:
     """What is shown of a run that is not judged any more."""
 
     note: str
+    unjudged: str = ""  # why nothing is known of findings
     findings: tuple[Finding, ...] = ()  # that fired when it ended, as the history has them
     halt: HaltStatus = field(default_factory=HaltStatus)
 
@@ -82,12 +83,14 @@ def past(directory: Path, clock: Clock, history: Path) -> Past | None:
         return None
     ago = f"{age_ns / 1e9:.0f} s" if age_ns < 120e9 else f"{age_ns / 60e9:.0f} min"
     note = f"run {directory.name} ended {ago} ago, "
-    if watched:
+    unjudged = ""
+    if watched and not stored.unjudged:
         note += "watched to its end: shown as past and not judged again"
     else:
         judge = f"`grpo-sentinel run --once --run-id {directory.name}` judges it"
+        unjudged = f"it ended before any sidecar looked; {judge}"
         note += f"before any sidecar looked: shown as past and not judged; {judge}"
-    return Past(note=note, findings=stored.findings, halt=stored.halt)
+    return Past(note=note, unjudged=unjudged, findings=stored.findings, halt=stored.halt)
 
 
 def last_sign_ns(ranks: Mapping[int, RankStatus]) -> int:

@@ -55,6 +55,14 @@ def resume(
         return reader.cursors(run_id), dict(run.context)
 
 
+def is_unjudged(history: Path, run_id: str) -> bool:
+    """Tell whether a run was recorded and not judged. Raises `HistoryError` when the history cannot be read."""
+    if not history.exists():
+        return False
+    with _opened(history) as reader:
+        return bool(reader.unjudged(run_id))
+
+
 def inherit(engine: Engine, history: Path, parent_run_id: str, steps: int = REPLAY_STEPS) -> bool:
     """Give `engine` the baselines of the run that its own was resumed from; tells whether the history knows that run.
 
@@ -121,4 +129,4 @@ def _merged(events: Iterable[EventRecord], whole: Iterable[Frame]) -> Iterator[E
     yield from waiting
 
 
-__all__ = ["REPLAY_STEPS", "HistoryError", "begun", "inherit", "parent_of", "resume"]
+__all__ = ["REPLAY_STEPS", "HistoryError", "begun", "inherit", "is_unjudged", "parent_of", "resume"]

@@ -21,7 +21,7 @@ from grpo_sentinel.daemon.past import past
 from grpo_sentinel.daemon.permanent import Folders
 from grpo_sentinel.daemon.pins import Pins
 from grpo_sentinel.daemon.places import belongs_to, run_directories
-from grpo_sentinel.daemon.resume import begun, inherit, parent_of, resume
+from grpo_sentinel.daemon.resume import begun, inherit, is_unjudged, parent_of, resume
 from grpo_sentinel.daemon.tidy import tidy
 from grpo_sentinel.daemon.watch import RunWatch, unbounded
 from grpo_sentinel.daemon.whereabouts import write_whereabouts
@@ -205,7 +205,8 @@ class Runs:
         try:
             since = begun(claim.directory, self._clock)
             inherit(engine, tools.history, parent_of(claim.directory, self._clock))
-            cursors, context = resume(engine, tools.history, run_id, since_wall_ns=since)
+            if not (asked and is_unjudged(tools.history, run_id)):  # else it is judged from its first record
+                cursors, context = resume(engine, tools.history, run_id, since_wall_ns=since)
         except HistoryError as error:
             self._host.say("history", f"{error}; detectors of run {run_id} start anew")
         halting = HaltController(

@@ -351,6 +351,7 @@ class RunWatch:
             context=dict(self._context),
             health=self._health.numbers(self._clock.monotonic_ns()),
             notes=(*([] if self.past is None else [self.past.note]), *self._notes.values()),
+            unjudged="" if self.past is None else self.past.unjudged,
         )
 
     def close(self, *, release: bool = True) -> None:

@@ -79,6 +79,7 @@ class HistoryReader:
         version = self.query("PRAGMA user_version")[0][0]
         self._began = "max(began_ns, started_ns)" if version >= 2 else "started_ns"  # an old file is read as it is
         self.levels = LEVELS if version >= 3 else 1
+        self._unjudged = "unjudged" if version >= 4 else "''"
 
     def close(self) -> None:
         """Let go of the file."""
@@ -268,7 +269,13 @@ class HistoryReader:
             findings=tuple(f for f in self.findings(run_id, firing_only=True) if f.state is FindingState.FIRING),
             halt=replace(halt, pinned_checkpoint=self.kept_checkpoint(run_id)),
             context=info.context,
+            unjudged=self.unjudged(run_id),
         )
+
+    def unjudged(self, run_id: str) -> str:
+        """Say why a run was recorded and not judged; "" for one that was judged, or is not known."""
+        rows = self.query(f"SELECT {self._unjudged} FROM runs WHERE run_id=?", (run_id,))
+        return str(rows[0][0]) if rows else ""
 
     def _ranks(self, run: int) -> dict[int, RankStatus]:
         out: dict[int, RankStatus] = {}

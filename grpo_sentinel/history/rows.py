@@ -28,6 +28,7 @@ class Rows:
     started_ns: int = 0  # of the oldest
     seen_ns: int = 0  # when a rank was alive last: a run that is only looked at as past does not grow younger
     context: Mapping[str, object] = field(default_factory=dict)
+    unjudged: str = ""
     ranks: dict[int, RankStatus] = field(default_factory=dict)  # encoded at the commit: only the newest counts
     records: list[tuple[tuple[int, ...], Names, bytes]] = field(default_factory=list)
     events: list[tuple[int | str, ...]] = field(default_factory=list)
@@ -55,6 +56,7 @@ def encode(batch: SinkBatch) -> Rows:
     rows.ranks = dict(batch.snapshot.ranks)
     rows.began_ns, rows.started_ns, rows.seen_ns = _times(rows)
     rows.context = batch.snapshot.context
+    rows.unjudged = text(batch.snapshot.unjudged)
     for record in batch.records:
         rows.take(_record, record, rows.records)
     for event in batch.events:

@@ -74,6 +74,9 @@ DROP INDEX rollups_by_bucket;
 CREATE UNIQUE INDEX rollups_by_bucket ON rollups (run, rank, mode, level, bucket);
 """
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
+# Why a run that was recorded was not judged; "" for one that was.
+_VERSION_4 = "ALTER TABLE runs ADD COLUMN unjudged TEXT NOT NULL DEFAULT ''"
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
 VERSION = len(MIGRATIONS)
 RUN_TABLES = ("ranks", "records", "rollups", "events", "findings", "transitions", "samples", "requests")

@@ -97,11 +97,12 @@ class RowWriter:
             )
             run = self._fetch_id("SELECT id FROM runs WHERE run_id=?", rows.run_id)
             _bounded(self._runs)[rows.run_id] = run
+        world_size, parent = _run_facts(rows)
         self._db.execute(
             "UPDATE runs SET started_ns=min(started_ns,?), began_ns=max(began_ns,?), seen_ns=max(seen_ns,?),"
-            " world_size=max(world_size,?),"
+            " world_size=max(world_size,?), unjudged=?,"
             " parent_run_id=CASE WHEN parent_run_id='' THEN ? ELSE parent_run_id END WHERE id=?",
-            (rows.started_ns, rows.began_ns, rows.seen_ns, *_run_facts(rows), run),
+            (rows.started_ns, rows.began_ns, rows.seen_ns, world_size, rows.unjudged, parent, run),
         )
         if rows.context and self._contexts.get(run) != rows.context:
             self._db.execute("UPDATE runs SET context=? WHERE id=?", (dumps(rows.context), run))

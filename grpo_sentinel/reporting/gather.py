@@ -56,6 +56,7 @@ class RunReport:
     undrawn_ranks: int = 0  # ranks that the plots leave out
     incidents: tuple[str, ...] = ()  # bundles, by path
     kept_checkpoint: str = ""  # the newest copy from before the onset
+    unjudged: str = ""  # why nothing is known of findings
 
 
 def gather(
@@ -89,11 +90,12 @@ def gather(
         ranks=latest.ranks,
         findings=findings,
         requests=tuple(last_by_request.values()),
-        layers={layer: _said(layer, recorded, findings) for layer in LAYERS},
+        layers={layer: _said(layer, recorded, findings, judged=not latest.unjudged) for layer in LAYERS},
         plots=tuple(_plot(reader, run_id, name, shown, findings) for name in names),
         undrawn_ranks=len(latest.ranks) - len(shown),
         incidents=tuple(incidents),
         kept_checkpoint=latest.halt.pinned_checkpoint,
+        unjudged=latest.unjudged,
     )
 
 
@@ -131,7 +133,7 @@ def _points(series: Series) -> tuple[Point, ...]:
     return tuple(out)
 
 
-def _said(layer: str, recorded: set[str], findings: Sequence[Finding]) -> str:
+def _said(layer: str, recorded: set[str], findings: Sequence[Finding], *, judged: bool) -> str:
     here = [one for one in findings if one.layer == layer and one.severity > Severity.NOTE]
     watched = sum(layer_of(name) == layer for name in recorded)
     if here:
@@ -139,7 +141,8 @@ def _said(layer: str, recorded: set[str], findings: Sequence[Finding]) -> str:
         more = f", and {len(here) - 1} more" if len(here) > 1 else ""
         state = f"; {firing} still firing" if firing else "; all resolved"
         return f"wrong from step {here[0].onset_step}: {here[0].message}{more}{state}"
-    return f"nothing above a note (signals watched: {watched})" if watched else "not watched by the agent"
+    found = "nothing above a note" if judged else "not judged"
+    return f"{found} (signals watched: {watched})" if watched else "not watched by the agent"
 
 
 __all__ = ["PLOTTED", "Plot", "RunReport", "gather"]

@@ -31,6 +31,8 @@ def headline(report: RunReport) -> str:
         return f"{steps}; wrong first in the {first.layer} layer, from step {first.onset_step}: {first.message}."
     if told:
         return f"{steps}; {counted(len(told), 'warning')}, nothing critical."
+    if report.unjudged:
+        return f"{steps}; whether anything was wrong is unknown: {report.unjudged}."
     return f"{steps}; nothing above a note was found."
 
 

@@ -86,6 +86,16 @@ def test_a_run_that_died_unwatched_long_ago_is_recorded_and_not_judged(started: 
     assert "ended 95 min ago, before any sidecar looked" in said
     assert "critical" not in said
     assert (findings(tmp_path), incidents(tmp_path)) == ([], [])
+    config = str(settings(tmp_path))
+    shown = " ".join(cli("status", RUN, "--config", config).stdout.split())
+    assert f"findings: unknown: it ended before any sidecar looked; `grpo-sentinel run --once --run-id {RUN}`" in shown
+    assert not re.search(r"\bok\b", shown), "what was recorded without being judged is not known to be well"
+    written = cli("report", RUN, "--config", config, "--format", "markdown", "--output", "-").stdout
+    assert "whether anything was wrong is unknown" in written
+    assert "nothing above a note" not in written
+    second = sidecar(started, tmp_path, "second.log", late_s=96 * 60)
+    until(lambda: "ended 96 min ago, before any sidecar looked" in (tmp_path / "second.log").read_text())
+    end(second)
 
 
 def test_a_run_that_died_unwatched_just_now_is_judged_and_told_once(started: Started, tmp_path: Path) -> None:
@@ -126,7 +136,8 @@ def test_run_once_judges_the_run_that_it_is_asked_about(started: Started, tmp_pa
     assert started.python("-c", LATE, *late).wait(30) == 0
     assert findings(tmp_path) == []
     assert started.python("-c", LATE, *late, "--run-id", RUN).wait(30) == 0
-    assert "rank_dead" in findings(tmp_path)
+    assert {"rank_dead", "grad_nonfinite"} <= set(findings(tmp_path)), "from its first record on"
+    assert "unknown" not in cli("status", RUN, "--config", path).stdout
 
 
 def test_run_once_over_past_runs_leaves_the_run_started_last_the_newest(started: Started, tmp_path: Path) -> None:

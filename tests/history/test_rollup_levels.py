@@ -86,7 +86,8 @@ def as_version_2(path: Path) -> None:
     raw = sqlite3.connect(path, isolation_level=None)
     raw.executescript(
         "DELETE FROM rollups WHERE level>0; DROP INDEX rollups_by_bucket; ALTER TABLE rollups DROP COLUMN level;"
-        "CREATE UNIQUE INDEX rollups_by_bucket ON rollups (run, rank, mode, bucket); PRAGMA user_version=2"
+        "CREATE UNIQUE INDEX rollups_by_bucket ON rollups (run, rank, mode, bucket);"
+        "ALTER TABLE runs DROP COLUMN unjudged; PRAGMA user_version=2"
     )
     raw.close()
 
