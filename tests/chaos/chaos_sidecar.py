@@ -23,7 +23,7 @@ SETTINGS = {
     "rules": {
         "disabled": ["starts_at_uniform"],  # TRL's policy is random here, and would be the root of all
         "override": {
-            "rank_silent": {"parameters": {"floor_seconds": 8.0, "first_seconds": 25.0}},
+            "rank_silent": {"parameters": {"floor_seconds": 8.0, "first_seconds": 25.0, "idle_seconds": 8.0}},
             "rank_late": {"parameters": {"floor_seconds": 5.0}},
         },
     },

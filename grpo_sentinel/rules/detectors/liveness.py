@@ -103,7 +103,8 @@ class Silence:
 
     The past comes from heartbeats, as far as they are seen, and from the records of whole steps; the longer counts.
 
-    Until `min_points` turns of the phase are known, `first_seconds` counts (loading, compilation, first rollout). A
+    Until `min_points` turns of the phase are known, `first_seconds` counts (loading, compilation, first rollout). Time
+    in no phase is what a loop does not declare, an evaluation or a save now and then too: it has `idle_seconds`. A
     process that is stopped (SIGSTOP, a debugger) is silent after `floor_seconds` whatever its phase.
     Not judged: a rank that waits for another (see `suspects`), and all ranks once one is dead.
     """
@@ -111,6 +112,7 @@ class Silence:
     factor: float = 5.0
     floor_seconds: float = 30.0
     first_seconds: float = 1200.0
+    idle_seconds: float = 300.0
     min_points: int = 3
 
     def __post_init__(self) -> None:
@@ -151,7 +153,7 @@ class Silence:
         usual = [past.quantile(0.9) for past in pasts if past is not None and len(past) >= self.min_points]
         if not usual or phase is Phase.COMPILE:  # every compilation may be the first of its kind
             return self.first_seconds
-        return max(self.factor * max(usual), self.floor_seconds)
+        return max(self.factor * max(usual), self.idle_seconds if phase is Phase.IDLE else self.floor_seconds)
 
     def _learn(self, beat: Heartbeat) -> None:
         last = self._last
