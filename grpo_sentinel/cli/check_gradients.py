@@ -6,8 +6,9 @@ import click
 
 from grpo_sentinel.cli.check_policy import DTYPES
 from grpo_sentinel.cli.check_printing import finish
+from grpo_sentinel.preflight.apart import gradients_apart
 from grpo_sentinel.preflight.data_shapes import Fields
-from grpo_sentinel.preflight.gradients import GradientOptions, check_gradients
+from grpo_sentinel.preflight.gradients import GradientOptions
 
 
 @click.command()
@@ -39,4 +40,4 @@ def gradients(
         samples=samples, group_size=group_size, max_tokens=max_tokens, max_norm=max_norm, seed=seed,
         timeout_seconds=timeout,
     )  # fmt: skip
-    return finish(check_gradients(checkpoint, options), as_json)
+    return finish(gradients_apart(checkpoint, options), as_json)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from grpo_sentinel.cli.check_printing import finish
+from grpo_sentinel.preflight.apart import policy_apart
 from grpo_sentinel.preflight.data_shapes import Fields
-from grpo_sentinel.preflight.policy import PolicyOptions, check_policy
+from grpo_sentinel.preflight.policy import PolicyOptions
 
 DTYPES = click.Choice(["float32", "bfloat16", "float16", "float64"])
 
@@ -49,4 +50,4 @@ def policy(
         samples=samples, group_size=group_size, max_tokens=max_tokens, beta=beta, trained=trained,
         max_gap_nats=max_gap, seed=seed, timeout_seconds=timeout,
     )  # fmt: skip
-    return finish(check_policy(model, options), as_json)
+    return finish(policy_apart(model, options), as_json)

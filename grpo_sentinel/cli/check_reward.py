@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from grpo_sentinel.cli.check_printing import finish
+from grpo_sentinel.preflight.apart import reward_apart
 from grpo_sentinel.preflight.data_shapes import Fields
-from grpo_sentinel.preflight.reward import RewardOptions, check_reward
+from grpo_sentinel.preflight.reward import RewardOptions
 
 
 @click.command()
@@ -41,4 +42,4 @@ def reward(
         high=high, max_std=max_std, min_rank_correlation=min_rank_correlation, max_length=max_length,
         timeout_seconds=timeout, perturbations=perturbations,
     )  # fmt: skip
-    return finish(check_reward(target, data, options), as_json)
+    return finish(reward_apart(target, data, options), as_json)

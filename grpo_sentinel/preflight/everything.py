@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.apart import gradients_apart, policy_apart, reward_apart
 from grpo_sentinel.preflight.checkpoint import check_checkpoint
 from grpo_sentinel.preflight.config_check import check_config, read_mapping
 from grpo_sentinel.preflight.data import DataOptions, check_data
 from grpo_sentinel.preflight.data_checks import Limits
 from grpo_sentinel.preflight.environment import EnvironmentOptions, check_environment
-from grpo_sentinel.preflight.gradients import GradientOptions, check_gradients
+from grpo_sentinel.preflight.gradients import GradientOptions
 from grpo_sentinel.preflight.look import Level
-from grpo_sentinel.preflight.policy import PolicyOptions, check_policy
+from grpo_sentinel.preflight.policy import PolicyOptions
 from grpo_sentinel.preflight.report import SCHEMA_VERSION, CheckReport, Fault
-from grpo_sentinel.preflight.reward import RewardOptions, check_reward
+from grpo_sentinel.preflight.reward import RewardOptions
 from grpo_sentinel.wording import counted
 
 SCHEMA = "grpo-sentinel/all-check"
@@ -156,7 +157,7 @@ def _reward(one: AllOptions, target: str, seconds: float) -> CheckReport:
     options = RewardOptions(
         template=one.template, low=one.reward_low, high=one.reward_high, timeout_seconds=seconds
     )  # fmt: skip
-    return check_reward(target, one.data, options)
+    return reward_apart(target, one.data, options)
 
 
 def _policy(one: AllOptions, seconds: float) -> CheckReport:
@@ -164,7 +165,7 @@ def _policy(one: AllOptions, seconds: float) -> CheckReport:
         reference=one.reference, reward_model=one.reward_model, reward=one.reward, data=one.data, dtype=one.dtype,
         device=one.device, timeout_seconds=seconds,
     )  # fmt: skip
-    return check_policy(one.policy, options)
+    return policy_apart(one.policy, options)
 
 
 def _gradients(one: AllOptions, seconds: float) -> CheckReport:
@@ -172,7 +173,7 @@ def _gradients(one: AllOptions, seconds: float) -> CheckReport:
         data=one.data, reward=one.reward or one.reward_model, dtype=one.dtype, device=one.device,
         timeout_seconds=seconds,
     )  # fmt: skip
-    return check_gradients(one.checkpoint or one.policy, options)
+    return gradients_apart(one.checkpoint or one.policy, options)
 
 
 def _checkpoint(path: Path) -> CheckReport:

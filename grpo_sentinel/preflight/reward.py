@@ -29,6 +29,7 @@ from grpo_sentinel.preflight.reward_judge import CASES, RewardJudge
 from grpo_sentinel.preflight.reward_model import ModelScorer, load_model
 from grpo_sentinel.preflight.reward_target import FunctionScorer, Sample, Scorer, load_object
 from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
+from grpo_sentinel.preflight.telling import is_heard, tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +106,19 @@ def _run(judge: RewardJudge, tries: _Tries, seconds: float) -> None:
             judge.found.not_seen.append(f"{', '.join(names)}: they need scores, and there is none")
             return
         while tries:
+            if is_heard():  # should it end the process, this much is known
+                tell("known", report=judge.found.report("reward", 0.0).to_json(), left=[name for name, _ in tries])
             tries[0][1]()
             tries.pop(0)
+            if not judge.apart:
+                rest = ", ".join(name for name, _ in tries)
+                judge.found.not_seen.append(f"{rest}: each text by itself scores the same")
+                return
     except OutOfTime:
         judge.note_timeout(seconds, [name for name, _ in tries])
 
 
-_SCORES_EACH = 24  # scores that a sample takes in all: gold, wrong, again, canaries, perturbations, lengths
+_SCORES_EACH = 30  # scores that a sample takes in all: gold, wrong, again, canaries, lists, perturbations, lengths
 _FEWEST = 4
 
 

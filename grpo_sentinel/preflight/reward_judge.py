@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from grpo_sentinel.preflight.findings import Findings
@@ -13,14 +14,18 @@ from grpo_sentinel.preflight.growth import ROUNDS, growth_of
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.report import excerpt
 from grpo_sentinel.preflight.reward_cases import Perturbation, canaries
+from grpo_sentinel.preflight.reward_enumeration import try_lists
 from grpo_sentinel.preflight.reward_head import head_loss
+from grpo_sentinel.preflight.reward_repeat import try_again
 from grpo_sentinel.preflight.reward_robust import Limits, try_lengths, try_perturbations
-from grpo_sentinel.preflight.reward_target import Sample
+from grpo_sentinel.preflight.reward_target import Sample, columns_of
 from grpo_sentinel.preflight.reward_trial import KEEPS_GRAPH, Trial, finite_pairs
 
 CASES = 20  # of each class (S15)
+_KEY_ERROR = re.compile(r"KeyError: '(.+)'$")
 _FORMAT = "wrong format"  # may tie with gold: a lenient reward is no fault
 _TYPO = "typo in the answer"
+_BY_BATCH = ("order", "company", "batch-size")
 _GROWTH_SHARE = 0.25  # of the time that is left, for seeing whether memory grows
 
 Scores = list[float | None]
@@ -45,6 +50,7 @@ class RewardJudge:
         self._gold_scores: Scores = []
         self._wrong_scores: Scores = []
         self._scale = 1.0  # half the range: a difference divided by it is on the scale [-1, 1]
+        self.apart = True  # scores differ, so that there is something to win
         self.found = Findings(trial.scorer.name)
 
     def scores(self) -> bool:
@@ -55,8 +61,10 @@ class RewardJudge:
         told = [(one.place, value) for one, value in zip(both, scores, strict=True) if value is not None]
         finite = [value for _, value in told if math.isfinite(value)]
         if not finite:
-            remedy = "see what it raises or returns" if told or self._trial.raised or self._trial.odd else (
-                "it returns None for all of them, which abstains: see which columns and names it expects"
+            trial = self._trial
+            remedy = "see what it raises or returns" if told or trial.raised or trial.odd or trial.misfits else (
+                "it returns None for all of them, which abstains: see whether it returns anything, and which columns "
+                "and names it expects"
             )  # fmt: skip
             self.found.broken("no-score", "not one sample got a finite score", remedy)
             return False
@@ -109,30 +117,19 @@ class RewardJudge:
                                 "these answers apart")  # fmt: skip
 
     def determinism(self) -> None:
-        """The same input twice, in another order, and one at a time, gives the same score."""
-        samples = self._gold[: self._cases]
-        first = self._trial.score(samples)
-        tries: tuple[tuple[str, str, Callable[[], Scores]], ...] = (
-            ("same input twice", "nondeterministic", lambda: self._trial.score(samples)),
-            ("another order", "order", lambda: self._trial.score(samples[::-1])[::-1]),
-            ("one at a time, without padding", "batch-size", lambda: [self._trial.score([one])[0] for one in samples]),
-        )
-        for name, code, again in tries:
-            limit = 1e-9 + (self._tolerance() if code != "nondeterministic" else 0.0)
-            moved = [
-                f"{one.place}: {a} then {b}"
-                for one, a, b in zip(samples, first, again(), strict=True)
-                if (a is None) != (b is None) or (a is not None and b is not None and not _same(a, b, limit))
-            ]
-            if moved:
-                remedy = (
-                    "fix the seed, switch dropout off, and keep no state between calls" if code != "batch-size"
-                    else "check padding side, padding token and attention mask; score each text by itself"
-                )  # fmt: skip
-                self.found.broken(code, f"{name}: {len(moved)} of {len(samples)} scores are others", remedy,
-                                  len(moved), moved)  # fmt: skip
-                return  # what is not deterministic differs in every further try too
-        self.found.looked_at.append("determinism: same input twice, another order, one at a time")
+        """The same input twice, in another order, in other company and one at a time, gives the same score."""
+        count = self._cases
+        code = try_again(self.found, self._trial, self._gold[:count], self._wrong[:count], self._tolerance())
+        if code in _BY_BATCH and not self._trial.scorer.is_model:
+            self._go_on_alone(code)
+
+    def _go_on_alone(self, code: str) -> None:
+        """Score each text by itself from here on, so that the batch is told once and not taken for the text's doing."""
+        self._trial.alone = True
+        self._gold_scores, self._wrong_scores = self._trial.score(self._gold), self._trial.score(self._wrong)
+        self.found.notes.append(f"after that each text was scored by itself: in a batch its score is another ({code})")
+        finite = [one for one in (*self._gold_scores, *self._wrong_scores) if one is not None and math.isfinite(one)]
+        self.apart = bool(finite) and max(finite) > min(finite)
 
     def _tolerance(self) -> float:
         return self._trial.scorer.tolerance * self._scale
@@ -177,6 +174,10 @@ class RewardJudge:
             self.found.looked_at.append(f"canaries: {', '.join(total)}")
         if lost := {name for _, _, name, _ in cases} - set(total):
             self.found.not_seen.append(f"canaries: {', '.join(sorted(lost))}: not one was scored")
+        if not self.found.has("degenerate") and not form:
+            try_lists(
+                self.found, self._trial, [*zip(self._gold, self._gold_scores, strict=True)], self._wrong_scores
+            )  # fmt: skip
 
     def _form_only(self, won: Mapping[str, object], tied: Mapping[str, int], total: Mapping[str, int]) -> bool:
         """Every answer scores the same, and what has no form scores less: it rewards form, and that alone."""
@@ -229,10 +230,12 @@ class RewardJudge:
     def calls(self, max_seconds: float) -> None:
         """Exceptions, values that are no finite numbers, graphs that are kept (S31), and latency."""
         trial = self._trial
+        for misfit in trial.misfits.values():
+            self.found.broken(misfit.code, str(misfit), misfit.remedy)
         for code, found, text, remedy in (
             ("raises", trial.raised, "inputs made it raise",
              "cut texts to its length before scoring: in training it ends the run" if trial.scorer.is_model
-             else "catch it and return a low score: in training it ends the run"),
+             else self._no_column() or "catch it and return a low score: in training it ends the run"),
             ("not-a-number", trial.odd, "results are not numbers", "return float, or None to abstain"),
             ("not-finite", trial.nonfinite, "inputs got NaN or an infinite score",
              "return a finite number for every input, an empty one too: one makes the advantages of its group NaN"),
@@ -252,9 +255,15 @@ class RewardJudge:
                 self.found.doubtful("slow", f"{median:.3g} s for one sample (limit {max_seconds:g})",
                                     "every step waits for it: batch it, or run it in parallel")  # fmt: skip
 
-
-def _same(a: float, b: float, limit: float) -> bool:
-    return a == b or abs(a - b) <= limit or (math.isnan(a) and math.isnan(b))
+    def _no_column(self) -> str:
+        """The remedy where it asks for a column by key that the data lacks."""
+        columns = columns_of(self._gold)
+        asked = {found[1] for error in self._trial.raised.values() if (found := _KEY_ERROR.match(error))}
+        lacking = sorted(asked - set(columns))
+        if not lacking:
+            return ""
+        return (f"the data has no column {', '.join(lacking)} (it has {', '.join(columns)}): rename it here or there, "
+                "or read it with .get()")  # fmt: skip
 
 
 def _mean(scores: Scores) -> float | None:

@@ -21,6 +21,7 @@ from grpo_sentinel.preflight.reward_trial import Trial, finite_pairs, spearman
 
 _GAIN = 0.02  # on the scale -1 to 1: what a function pays for an edit that means nothing
 _GRADED_GAIN = 0.05  # of one that grades finely, as a judge does: its scores move a little with any change
+_SOLUTION_WORDS = 8
 _STRICT = "a grader of exact answers does so; none of them is paid"
 
 
@@ -60,8 +61,10 @@ def try_perturbations(
         seen.append(f"{name} ({len(cases)})")
         facts[name] = _judge(found, trial, name, ways, cases, limits)
         if name == "paraphrase" and not any(case.judged for case in cases):
-            found.not_seen.append("whether other words for the same answer keep the score: these completions are bare "
-                                  "answers or code (--response names a field of whole responses)")  # fmt: skip
+            solutions = any(len(case.sample.answer.split()) > _SOLUTION_WORDS for case in cases)
+            what = "solutions of the data, which may be wanted word for word" if solutions else "bare answers or code"
+            found.not_seen.append("whether other words for the same answer keep the score: these completions are "
+                                  f"{what} (--response names a field of whole responses)")  # fmt: skip
     found.facts["perturbations"] = facts
     if seen:
         found.looked_at.append(f"perturbations: {', '.join(seen)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,8 @@ from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.graph_watch import GraphSeen, watch_graph
 from grpo_sentinel.preflight.on_stderr import on_stderr
 from grpo_sentinel.preflight.report import excerpt
-from grpo_sentinel.preflight.reward_target import Sample, Scorer
+from grpo_sentinel.preflight.reward_target import Misfit, Sample, Scorer
+from grpo_sentinel.preflight.telling import is_careful, tell
 
 KEEPS_GRAPH = "score inside torch.no_grad() or torch.inference_mode()"
 _PIECE_SECONDS = 2.0
@@ -33,11 +34,13 @@ class Trial:
     raised: dict[str, str] = field(default_factory=dict)  # place -> error
     odd: dict[str, str] = field(default_factory=dict)  # place -> what is no number
     nonfinite: dict[str, str] = field(default_factory=dict)  # place -> NaN or an infinity
+    misfits: dict[str, Misfit] = field(default_factory=dict)  # code -> the first of its kind
     latencies: list[float] = field(default_factory=list)  # seconds per sample, by call
     calls: int = 0
     samples: int = 0  # asked for
     scored: int = 0  # finite numbers that came back
     graph: GraphSeen = field(default_factory=GraphSeen)
+    alone: bool = False  # score each sample by itself: its company and place would change its score
 
     def score(self, samples: Sequence[Sample], *, strict: bool = False) -> list[float | None]:
         """Score a batch; of one that raises, each sample is tried alone, unless `strict`. None = raised or abstained.
@@ -50,11 +53,15 @@ class Trial:
             values = self._within(samples)
         except (OutOfTime, SentinelError):
             raise
+        except Misfit as misfit:  # of the function and not of one sample: each alone would fare no better
+            self.misfits.setdefault(misfit.code, misfit)
+            if strict:
+                raise
+            return [None] * len(samples)
         except Exception as error:  # a user's reward may raise anything
             if len(samples) > 1 and not strict:
-                known = len(self.raised)
                 out = [value for one in samples for value in self.score([one])]
-                if len(self.raised) == known:  # each alone is fine: it is the batch that it cannot take
+                if not any(one.place in self.raised for one in samples):  # it is the batch that it cannot take
                     self.raised[f"{samples[0].place} and {len(samples) - 1} more together"] = _told(error)
                 return out
             self.raised.setdefault(samples[0].place, _told(error))
@@ -90,7 +97,15 @@ class Trial:
         # What a reward prints must not end in our JSON. Redirected here and not in its thread: one that hangs there
         # would keep the whole process' output, the report with it.
         with on_stderr():
-            return self._in_pieces(samples) if self.scorer.is_model else self._in_thread(samples)
+            if self.scorer.is_model:
+                return self._in_pieces(samples)
+            return [one for piece in self._pieces(samples) for one in self._in_thread(piece)]
+
+    def _pieces(self, samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
+        """All at once; one by one where each must be scored by itself."""
+        size = 1 if self.alone or is_careful() else len(samples)
+        for start in range(0, len(samples), size):
+            yield samples[start : start + size]
 
     def _in_pieces(self, samples: Sequence[Sample]) -> list[Any]:
         """A model's forward cannot be left behind: pieces of about two seconds, and the time is looked at between."""
@@ -119,9 +134,11 @@ class Trial:
                 failed.append(error)
 
         began = time.monotonic()
+        tell("doing", what="score", place=samples[0].place, count=len(samples), seconds=max(0.0, self.deadline - began))
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         thread.join(max(0.0, self.deadline - began))
+        tell("done")
         if thread.is_alive():
             raise OutOfTime
         self.calls += 1

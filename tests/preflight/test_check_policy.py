@@ -295,3 +295,18 @@ def test_every_code_of_the_check_is_documented() -> None:
     state = (root / "grpo_sentinel" / "preflight" / "optimizer_state.py").read_text()
     for code in re.findall(r'broken\(\s*"([a-z-]+)"|code="([a-z-]+)"', state):
         assert f"`{code[0] or code[1]}`" in text, code
+
+
+def test_a_tokenizer_without_padding_token_is_a_note_with_what_stands_in_for_it(
+    policy_dir: Path, changed: Callable[..., Path]
+) -> None:
+    from transformers import AutoTokenizer
+
+    target = changed(name="unpadded")
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(target)
+    report = check_policy(str(target), FAST)
+    (note,) = [one for one in report.notes if "padding token" in one]
+    assert "<|im_end|> stands in" in note
+    assert not any("padding token" in one for one in check_policy(str(policy_dir), FAST).notes)

@@ -104,7 +104,7 @@ def stripped(completions, answer, **kw):
     return [float(c.strip().strip("!. ✓。") == a) for c, a in zip(completions, answer)]
 
 def boxed(completions, answer, **kw):
-    return [float(re.fullmatch(r"\\\\boxed\\{(.*?)\\}", c.strip()) is not None and a in c) for c, a in zip(completions, answer)]
+    return [float(c.strip() == "\\\\boxed{" + a + "}") for c, a in zip(completions, answer)]
 
 def whole(completions, completion_gold, **kw):
     return [float(c == a) for c, a in zip(completions, completion_gold)]
@@ -182,7 +182,7 @@ def test_a_sane_reward_in_every_convention_passes_in_silence(world: tuple[str, s
         ("nan", "not-finite"), ("longer", "length"), ("longer", "canary-wins"), ("longer", "length-coupling"),
         ("constant", "degenerate"), ("rnd", "nondeterministic"), ("stateful", "nondeterministic"),
         ("by_batch", "batch-size"), ("raising", "raises"), ("text", "not-a-number"), ("text", "no-score"),
-        ("short", "raises"), ("empty_wins", "canary-wins"), ("any_number", "gold-not-above-wrong"),
+        ("short", "wrong-length"), ("empty_wins", "canary-wins"), ("any_number", "gold-not-above-wrong"),
     ],
 )  # fmt: skip
 def test_each_broken_reward_is_named(world: tuple[str, str], name: str, code: str) -> None:
@@ -251,7 +251,7 @@ def test_a_reward_of_the_form_alone_is_told_as_that(world: tuple[str, str]) -> N
 def test_without_one_score_nothing_is_said_to_have_been_looked_at(world: tuple[str, str], name: str) -> None:
     report = check_reward(f"{world[0]}:{name}", [world[1]])
     assert codes(report) >= {"no-score"}
-    assert codes(report) <= {"no-score", "raises", "not-a-number"}
+    assert codes(report) <= {"no-score", "raises", "not-a-number", "no-list"}
     assert report.looked_at[0].startswith("20 samples: 0 scores")
     assert len(report.looked_at) == 1
     told = " ".join(report.not_seen)

@@ -32,6 +32,7 @@ class Loaded:
     directory: Path | None
     faults: tuple[Fault, ...] = ()
     optimizer: Any = None
+    notes: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> str:
@@ -108,7 +109,7 @@ def _from_directory(path: Path, attention: str, role: str) -> Loaded:
     if role == "reference" or "ForCausalLM" not in kind_of(path).architecture:
         refuse_random_head(path, set(missing) & _heads(model), role, "a language-model head")
     return Loaded(
-        name=str(path), model=model, tokenizer=_padded(tokenizer), directory=path,
+        name=str(path), model=model, tokenizer=tokenizer, directory=path, notes=_pad(tokenizer, str(path)),
         faults=(*_missing(str(path), missing), *_non_finite(str(path), model)),
     )  # fmt: skip
 
@@ -140,7 +141,8 @@ def _from_function(target: str) -> Loaded:
     if any(one.is_meta for _, one in model.named_parameters()):
         raise SentinelError(f"{target} built a model whose weights are on the meta device: load them before it returns")
     return Loaded(
-        name=target, model=model, tokenizer=_padded(tokenizer), directory=None, optimizer=optimizer,
+        name=target, model=model, tokenizer=tokenizer, directory=None, optimizer=optimizer,
+        notes=_pad(tokenizer, target),
         faults=tuple(_non_finite(target, model)),
     )  # fmt: skip
 
@@ -157,10 +159,16 @@ def call_builder(target: str) -> Any:
         raise SentinelError(f"{target} raised {_short(error)}") from error
 
 
-def _padded(tokenizer: Any) -> Any:
-    if getattr(tokenizer, "pad_token_id", None) is None and getattr(tokenizer, "eos_token", None):
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+def _pad(tokenizer: Any, name: str) -> tuple[str, ...]:
+    """Give a tokenizer without padding token its end token for it, as trainers do; what is worth knowing about that."""
+    if getattr(tokenizer, "pad_token_id", None) is not None:
+        return ()
+    told = f"{name}: the tokenizer has no padding token"
+    if not getattr(tokenizer, "eos_token", None):
+        return (f"{told} and no end token: trainers refuse it; set pad_token",)
+    tokenizer.pad_token = tokenizer.eos_token
+    return (f"{told}: its end token {tokenizer.eos_token} stands in here, as in TRL; where ends are masked as padding "
+            "the policy never learns to stop: give it a pad_token of its own",)  # fmt: skip
 
 
 def _missing(name: str, missing: Sequence[str]) -> list[Fault]:

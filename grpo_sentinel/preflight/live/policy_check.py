@@ -45,6 +45,7 @@ def check(target: str, options: PolicyOptions) -> CheckReport:
     _tokenizers(target, options, notes)
     policy = load_policy(target, dtype=options.dtype, device=options.device, attention=options.attention)
     notes.faults += policy.faults
+    notes.notes += policy.notes
     prompts = _prompts(options, notes)
     if any(fault.code == "non-finite-weights" for fault in policy.faults):
         notes.not_seen.append("everything else: with such weights no number means anything")
