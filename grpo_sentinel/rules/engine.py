@@ -254,7 +254,7 @@ class Engine:
         key = (rule.name, place, rank, label)
         tracker = self._trackers.get(key)
         if tracker is None:
-            tracker = self._trackers[key] = Tracker(rule, label, rank)
+            tracker = self._trackers[key] = Tracker(rule, label, rank, evaluates=place == Mode.EVALUATION.name)
         return tracker
 
     def _board(self, mode: Mode) -> Board:
@@ -317,9 +317,8 @@ class Engine:
         if rule.name == DEATH:
             alone, raised = world_size(view.states.values()) == 1, self._roots.raised(ranks, onset)
             why, remedies = advice_on_death(why, remedies, alone=alone, raised=raised)
-        who = tracker.label or entity or ",".join(map(str, ranks)) or "all"
         finding = Finding(
-            finding_id=f"{rule.name}:{who}:{onset}",
+            finding_id=_name(tracker, entity, ranks),
             rule=rule.name,
             layer=layer_of(rule.layer, view.event_kind, view.event),
             severity=rule.severity,
@@ -333,7 +332,7 @@ class Engine:
             signal=verdict.signal,
             value=verdict.value,
             limit=verdict.limit,
-            message=write(rule, verdict, step=view.step, onset=onset, ranks=ranks, subject=subject),
+            message=_said(tracker, view.step, onset, ranks, subject),
             why=why,
             remedies=remedies,
             reference=rule.see,
@@ -364,9 +363,7 @@ class Engine:
             subject = subject or self._attribution.behind(self._signals[tracker.rule.name], known.onset_step)
             if (ranks, subject) == (known.ranks, known.subject):
                 continue
-            text = write(
-                tracker.rule, tracker.verdict, step=known.step, onset=known.onset_step, ranks=ranks, subject=subject
-            )
+            text = _said(tracker, known.step, known.onset_step, ranks, subject)
             out.append(self._roots.update(replace(known, ranks=ranks, subject=subject, message=text, wall_ns=wall_ns)))
 
 
@@ -381,6 +378,19 @@ def _chains(rules: RuleSet) -> RootCause:
         outcomes=(rule.name for rule in rules if rule.outcome),
         nonfinite=(rule.name for rule in rules if rule.name.endswith(_NONFINITE)),
     )
+
+
+def _name(tracker: Tracker, entity: str, ranks: tuple[int, ...]) -> str:
+    """Name a finding, apart from those of other ranks, labels, devices, and of evaluation at the same step."""
+    own = "" if tracker.rank is None else str(tracker.rank)
+    who = "/".join(filter(None, (tracker.label, entity, own))) if tracker.label else entity
+    where = ":evaluation" if tracker.evaluates else ""
+    return f"{tracker.rule.name}:{who or ','.join(map(str, ranks)) or 'all'}:{tracker.onset}{where}"
+
+
+def _said(tracker: Tracker, step: int, onset: int, ranks: tuple[int, ...], subject: str) -> str:
+    text = write(tracker.rule, tracker.verdict, step=step, onset=onset, ranks=ranks, subject=subject)
+    return f"in evaluation: {text}" if tracker.evaluates else text
 
 
 def _nothing(name: str) -> float | None:

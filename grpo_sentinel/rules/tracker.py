@@ -33,12 +33,14 @@ class Tracker:
     """State of one (rule, rank or entity, label): constant size, whatever the length of the run."""
 
     __slots__ = (
-        "_bits", "_clear", "_conditions", "_detector", "_full", "_quiet_until", "_unless", "episode", "finding",
-        "judged", "label", "last_bad", "last_unable", "looks", "rank", "rule", "verdict",
+        "_bits", "_clear", "_conditions", "_detector", "_full", "_quiet_until", "_unless", "episode", "evaluates",
+        "finding", "judged", "label", "last_bad", "last_unable", "looks", "rank", "rule", "verdict",
     )  # fmt: skip
 
-    def __init__(self, rule: Rule, label: str = "", rank: int | None = None) -> None:
+    def __init__(self, rule: Rule, label: str = "", rank: int | None = None, *, evaluates: bool = False) -> None:
+        """`evaluates`: it judges steps of evaluation, which are apart from those of training."""
         self.rule = rule
+        self.evaluates = evaluates
         self.label = label
         self.rank = rank
         self._detector = rule.detector(label)

@@ -127,7 +127,9 @@ def test_a_spike_that_fires_takes_the_rank_and_micro_batch_as_soon_as_one_own_no
     assert [finding.ranks for finding in first] == [(0, 1)], "after the reduce the spike is that of all"
     near = {"policy.x": 9.0, "gradient.norm_before_reduce": 4.0, "gradient.worst_micro_batch": 0.0}
     assert engine.frame(frame(6, near, near | {"gradient.norm_before_reduce": 19.0})) == []
-    assert engine.frame(frame(7, {"policy.x": 9.0}, near | {"gradient.norm_before_reduce": 90.0})) == [], "one is unknown"
+    assert engine.frame(frame(7, {"policy.x": 9.0}, near | {"gradient.norm_before_reduce": 90.0})) == [], (
+        "one is unknown"
+    )
     far = near | {"gradient.norm_before_reduce": 21.0, "gradient.worst_micro_batch": 3.0}
     (refined,) = engine.frame(frame(8, near, far))
     assert (refined.finding_id, refined.ranks, refined.subject) == (first[0].finding_id, (1,), "micro-batch 3")
@@ -348,3 +350,32 @@ def test_a_change_of_profile_in_the_middle_keeps_the_cooldown_of_the_other_rules
     engine.configure({"beta": 1})
     fired = [step for step in range(33, 45) if states(engine.frame(frame(step, {"policy.x": 2.0})))]
     assert fired == [37]
+
+
+def test_evaluation_and_training_at_one_step_have_findings_of_their_own() -> None:
+    engine = Engine(load_rules(), run_id="r")
+    found = []
+    for step in range(1, 20):
+        for mode, bad in ((Mode.TRAIN, step in (5, 6)), (Mode.EVALUATION, step == 5)):
+            row = {"reward.nonfinite": float(bad), "data.samples": 8.0, "reward.mean": 0.5 + 0.01 * step}
+            found += engine.frame(Frame(run_id="r", step=step, mode=mode, wall_ns=step, ranks={0: row}))
+    told = [one for one in found if one.rule == "reward_nonfinite"]
+    assert len({one.finding_id for one in told}) == 2
+    assert [one.message.startswith("in evaluation: ") for one in told if one.state is FindingState.FIRING] == [
+        False,
+        True,
+    ]
+    assert sum(one.state is FindingState.RESOLVED for one in told) == 2
+    assert engine.active() == ()
+
+
+def test_two_ranks_whose_function_fails_at_one_step_have_findings_of_their_own() -> None:
+    engine = Engine(load_rules(), run_id="r")
+    found = []
+    for step in range(1, 20):
+        row = {"reward.func_nothing[judge]": float(step == 5), "reward.mean": 0.5}
+        found += engine.frame(Frame(run_id="r", step=step, mode=Mode.TRAIN, wall_ns=step, ranks={0: row, 1: dict(row)}))
+    told = [one for one in found if one.rule == "reward_func_returns_nothing" and one.state is FindingState.FIRING]
+    assert [(one.ranks, one.subject) for one in told] == [((0,), "judge"), ((1,), "judge")]
+    assert len({one.finding_id for one in told}) == 2
+    assert engine.active() == ()
