@@ -11,8 +11,9 @@ import yaml
 
 from grpo_sentinel.config import Config, load_config
 from grpo_sentinel.errors import ConfigError, SentinelError
-from grpo_sentinel.preflight.config_check_commands import python_settings, shell_settings
+from grpo_sentinel.preflight.config_check_commands import shell_settings
 from grpo_sentinel.preflight.config_check_names import Settings, flatten, recognise_trainer, settings_in
+from grpo_sentinel.preflight.config_check_python import python_settings
 from grpo_sentinel.preflight.config_check_trainer import check_trainer
 from grpo_sentinel.preflight.config_check_typos import slips
 from grpo_sentinel.preflight.look import Level

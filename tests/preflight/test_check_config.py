@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,16 @@ def test_settings_are_read_out_of_the_script_that_starts_the_run(
     "RATE = {rate}\nconf: dict[str, object] = {{'learning_rate': RATE, 'num_generations': 8}}\nGRPOConfig(**conf)",
     "base = dict(num_generations=8)\nGRPOConfig(**{{**base, 'learning_rate': {rate}}})",
     "def main():\n    conf = dict(learning_rate=1e-6)\n    conf['learning_rate'] = {rate}\n    GRPOConfig(num_generations=8, **conf)",
+    "conf = {{}}\nconf.update(learning_rate=1e-6)\nconf.update({{'learning_rate': {rate}}}, num_generations=8)\nGRPOConfig(**conf)",
+    "conf = {{'learning_rate': 1e-6}}\nconf |= dict(learning_rate={rate})\nother = conf.copy()\nconf.update(learning_rate=2)\n"
+    "GRPOConfig(**other | {{'num_generations': 2 * 4}})",
+    "args = GRPOConfig(output_dir=where)\nargs.learning_rate = {rate}\nsetattr(args, 'num_generations', 8)\ntrain(args)",
+    "GROUP = 4\nGROUP *= 2\nargs = GRPOConfig(num_generations=GROUP)\nargs = dataclasses.replace(args, learning_rate={rate})",
+    "def conf():\n    args = GRPOConfig(\n        num_generations=8)\n    if debug:\n        args.save_steps = 1\n"
+    "    args.learning_rate = {rate}\n    return args",
+    "make = partial(GRPOConfig, num_generations=8)\nif __name__ == '__main__':\n    conf = {{}}\n    conf.setdefault('learning_rate', {rate})\n"
+    "    GRPOConfig(**conf)",
+    "if mode == 'grpo':\n    conf = {{'num_generations': 8}}\n    conf['learning_rate'] = {rate}\n    args = GRPOConfig(**conf)",
 ])  # fmt: skip
 def test_settings_are_read_out_of_a_dict_that_a_script_hands_over(script: str, tmp_path: Path) -> None:
     for rate, wrong in (("0", {"learning-rate"}), ("1e-6", set())):
@@ -289,6 +300,33 @@ def test_settings_are_read_out_of_a_dict_that_a_script_hands_over(script: str, t
         report = check_config(tmp_path / "train.py")
         assert codes(report) == wrong
         assert report.facts["settings"] == {"learning_rate": float(rate), "group_size": 8}
+
+
+@pytest.mark.parametrize("script", [
+    "args = GRPOConfig(learning_rate=1e-6, num_generations=8)\nif debug:\n    args.learning_rate = 0\n",
+    "conf = dict(learning_rate=1e-6, num_generations=8)\nif debug:\n    conf.update(learning_rate=0)\nelse:\n    pass\nGRPOConfig(**conf)",
+    "conf = dict(num_generations=8)\ntry:\n    go()\nexcept OSError:\n    conf['learning_rate'] = 0\nGRPOConfig(**conf)",
+    "rate = 1e-6\nif cold:\n    rate = 0\nGRPOConfig(learning_rate=rate, num_generations=8)",
+])  # fmt: skip
+def test_what_a_branch_changes_that_may_not_be_taken_is_not_known(script: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script)
+    report = check_config(tmp_path / "train.py")
+    assert codes(report) == set()
+    assert report.facts["settings"] == {"group_size": 8}
+
+
+@pytest.mark.parametrize("script", [
+    "conf = {'a': 1}\nconf['b'] = conf\nconf.update(c=conf)\nGRPOConfig(num_generations=8, **conf)",
+    "d = {}\n" + "d = {'a': d, 'b': d}\n" * 60 + "GRPOConfig(num_generations=8, more=d)",
+    "n = 9\n" + "n *= n\n" * 90 + "GRPOConfig(num_generations=8, n=n)",
+])  # fmt: skip
+def test_a_script_that_puts_a_dict_into_itself_or_doubles_without_end_takes_no_time(
+    script: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    began = time.process_time()
+    assert check_config(tmp_path / "train.py").facts["settings"] == {"group_size": 8}
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(("length", "wrong"), [(0, Level.BROKEN), (2, Level.DOUBTFUL), (8, None), (512, None)])
