@@ -21,15 +21,15 @@ class Expression:
     __slots__ = ("_gone", "_pair", "_terms", "constant", "names", "single", "text")
 
     def __init__(self, source: str | float, label: str = "") -> None:
-        self.text = str(source).replace("[*]", f"[{label}]") if label else str(source)
-        parts = self.text.split()
+        self.text = _labelled(str(source), label)
+        parts = str(source).split()  # a label may hold blanks: names of reward functions are the trainer's
         if not parts or len(parts) % 2 == 0:
             raise ValueError(f"expected a signal, a number or 'a - b' with blanks around the operator, got {source!r}")
-        self._terms: list[tuple[str, str | float]] = [("+", _operand(parts[0], source))]
+        self._terms: list[tuple[str, str | float]] = [("+", _operand(parts[0], source, label))]
         for operator, operand in zip(parts[1::2], parts[2::2], strict=True):
             if operator not in _OPERATORS:
                 raise ValueError(f"expected one of + - * / in {source!r}, got {operator!r}")
-            self._terms.append((operator, _operand(operand, source)))
+            self._terms.append((operator, _operand(operand, source, label)))
         self.names: tuple[str, ...] = tuple(term for _, term in self._terms if isinstance(term, str))
         first = self._terms[0][1]
         single = first if len(self._terms) == 1 else None
@@ -81,9 +81,13 @@ class Expression:
         return f"Expression({self.text!r})"
 
 
-def _operand(text: str, source: str | float) -> str | float:
+def _labelled(text: str, label: str) -> str:
+    return text.replace("[*]", f"[{label}]") if label else text
+
+
+def _operand(text: str, source: str | float, label: str) -> str | float:
     if _NAME.match(text):
-        return text
+        return _labelled(text, label)
     try:
         number = float(text)
     except ValueError:

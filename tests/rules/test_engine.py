@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from grpo_sentinel.config import RuleOverride, RulesConfig
 from grpo_sentinel.records import Action, EventRecord, Finding, FindingState, Frame, Mode, Sample, Severity
 from grpo_sentinel.rules import Engine, RuleSet, load_rules, parse_rules
@@ -379,3 +381,18 @@ def test_two_ranks_whose_function_fails_at_one_step_have_findings_of_their_own()
     assert [(one.ranks, one.subject) for one in told] == [((0,), "judge"), ((1,), "judge")]
     assert len({one.finding_id for one in told}) == 2
     assert engine.active() == ()
+
+
+@pytest.mark.parametrize("name", ["my reward", "judge [v2]", "a > b", "x\ny", "{value}", "[*]", "]"])
+def test_a_reward_function_of_any_name_is_judged(name: str) -> None:
+    engine = Engine(load_rules(), run_id="r")
+    found = []
+    for step in range(1, 9):
+        row = {
+            f"reward.func_infinite[{name}]": float(step == 8),
+            f"reward.func_mean[{name}]": 0.5,
+            f"reward.func_std[{name}]": 0.1,
+        }
+        found += engine.frame(Frame(run_id="r", step=step, mode=Mode.TRAIN, wall_ns=step, ranks={0: row}))
+    assert [(one.rule, one.subject) for one in found] == [("reward_func_infinite", name)]
+    assert name in found[0].message
