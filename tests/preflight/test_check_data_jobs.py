@@ -85,10 +85,10 @@ def test_several_processes_report_what_one_does_on_tables_and_with_a_tokenizer(
 
 
 def test_a_process_of_jobs_that_dies_is_one_sentence(tmp_path: Path, monkeypatch: Any, small_blocks: list[int]) -> None:
-    from grpo_sentinel.preflight import data
+    from grpo_sentinel.preflight import data_pass
 
     path = write(tmp_path / "a.jsonl", good(400))
-    monkeypatch.setattr(data, "unpacked", lambda *_: os._exit(9))
+    monkeypatch.setattr(data_pass, "unpacked", lambda *_: os._exit(9))
     with pytest.raises(SentinelError, match="--jobs 1"):
         check_data([path], DataOptions(jobs=2))
 
@@ -113,7 +113,7 @@ def test_processes_of_jobs_end_with_their_parent_however_it_ends(tmp_path: Path)
 def test_what_a_process_of_jobs_refuses_and_a_file_that_goes_away_are_one_sentence(
     tmp_path: Path, monkeypatch: Any, small_blocks: list[int]
 ) -> None:
-    from grpo_sentinel.preflight import data
+    from grpo_sentinel.preflight import data_pass
 
     def refuse(*_: Any) -> Any:
         raise SentinelError("this cannot be judged; give something else")
@@ -122,7 +122,7 @@ def test_what_a_process_of_jobs_refuses_and_a_file_that_goes_away_are_one_senten
     nothing = write(tmp_path / "b.jsonl", [{"colour": "red"}])
     with pytest.raises(SentinelError, match="no prompt is recognised"):
         check_data([path, nothing], DataOptions(jobs=2))
-    monkeypatch.setattr(data, "unpacked", refuse)
+    monkeypatch.setattr(data_pass, "unpacked", refuse)
     with pytest.raises(SentinelError, match="cannot be judged"):
         check_data([path], DataOptions(jobs=2))
     assert psutil.Process().children() == []
