@@ -20,6 +20,7 @@ FIELDS = ("value", "percent", "limit", "step", "onset", "ranks", "subject", "sig
 COUNTED = ("value", "ranks", "detail")
 """Fields that words may agree with."""
 
+_LONGEST_NAME = 200
 _AGREEING = re.compile(r"[^{}:|]+\|[^{}:|]+")
 
 
@@ -68,6 +69,12 @@ def rank_words(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
+def _plain(name: str) -> str:
+    """Give a trainer's own name as one line without control characters, which a terminal would obey."""
+    text = "".join(one if one.isprintable() else "?" for one in name)
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+
+
 def write(rule: Rule, verdict: Verdict, *, step: int, onset: int, ranks: Sequence[int], subject: str) -> str:
     """Fill the rule's message."""
     base = signal_of(verdict.signal) if verdict.signal and " " not in verdict.signal else None
@@ -79,7 +86,7 @@ def write(rule: Rule, verdict: Verdict, *, step: int, onset: int, ranks: Sequenc
         "step": str(step),
         "onset": str(onset),
         "ranks": rank_words(ranks),
-        "subject": subject or ("parameter not known" if rule.attribution == "nonfinite" else "?"),
+        "subject": _plain(subject) or ("parameter not known" if rule.attribution == "nonfinite" else "?"),
         "signal": verdict.signal,
         "detail": verdict.detail,
     }

@@ -383,7 +383,7 @@ def test_two_ranks_whose_function_fails_at_one_step_have_findings_of_their_own()
     assert engine.active() == ()
 
 
-@pytest.mark.parametrize("name", ["my reward", "judge [v2]", "a > b", "x\ny", "{value}", "[*]", "]"])
+@pytest.mark.parametrize("name", ["my reward", "judge [v2]", "a > b", "x\ny", "{value}", "[*]", "]", "\x1b[2J", "n" * 500])
 def test_a_reward_function_of_any_name_is_judged(name: str) -> None:
     engine = Engine(load_rules(), run_id="r")
     found = []
@@ -395,4 +395,5 @@ def test_a_reward_function_of_any_name_is_judged(name: str) -> None:
         }
         found += engine.frame(Frame(run_id="r", step=step, mode=Mode.TRAIN, wall_ns=step, ranks={0: row}))
     assert [(one.rule, one.subject) for one in found] == [("reward_func_infinite", name)]
-    assert name in found[0].message
+    assert name.replace("\n", "?").replace("\x1b", "?")[:199] in found[0].message
+    assert found[0].message.isprintable(), "whatever a function is called, a terminal shows it and obeys nothing"
