@@ -144,6 +144,16 @@ def test_growth_that_flattens_out_is_no_drift(seed: int) -> None:
     assert not any(all(flags[i : i + 3]) for i in range(len(flags)))
 
 
+def test_a_level_from_which_memory_fell_back_twice_is_no_limit_to_run_into_but_what_goes_beyond_it_is() -> None:
+    spec = {"kind": "drift", "signal": "memory.x", "room": ["400 - memory.x"], "horizon_steps": 1e6, "min_growth": 0.02}
+    teeth = [100 + step % 50 for step in range(400)]
+    bad = bad_steps(feed(spec, teeth, "memory.x"))
+    assert bad, "the first tooth may be a leak"
+    assert max(bad) <= 100
+    leak = [140 + step for step in range(60)]
+    assert bad_steps(feed(spec, [*teeth, *leak], "memory.x"))[-1] == 460
+
+
 def test_flat_needs_bit_equal_values() -> None:
     assert bad_steps(feed({"kind": "flat", "signal": "policy.x", "points": 3}, [1, 1, 1 + 1e-12, 1, 2, 2, 2, 2])) == [
         7,

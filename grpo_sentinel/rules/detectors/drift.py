@@ -22,7 +22,8 @@ class Drift:
     lasted `lasting` points, and it is at least `min_growth` x the value at the window's start. The slope is Theil-Sen's
     of the growth alone, flat points before its onset left out. `room` lists expressions of what is left (limit - used);
     the smallest counts. Either horizon is enough: `horizon_steps`, or `horizon_minutes` by the wall clock of the
-    window. With `reserve` it is bad only while the room is at most that share of the value. Names the ranks that grew
+    window. Up to a level from which it has fallen back twice it is no growth to be projected: garbage that is collected
+    now and then, batches sorted by length. With `reserve` it is bad only while the room is at most that share of the value. Names the ranks that grew
     at least half as much as the one that grew most, and the step in which the growth began, also where that lies
     before the window.
     """
@@ -56,6 +57,8 @@ class Drift:
         self._since: int | None = None  # step in which the growth that fills the window began
         self._skipped = 0
         self._room_known = False
+        self._high = -math.inf  # highest point since the newest fall
+        self._peaks = (-math.inf, -math.inf)  # the two highest points that were followed by a fall
         rooms = ", ".join(expression.text for expression in self.room)
         self._no_room = unable(f"no limit known: no value of {rooms}")
         steps = f" of {self.block} steps each" if self.block > 1 else ""
@@ -79,6 +82,7 @@ class Drift:
             self._block.clear()
         self._points.append((view.step, view.wall_ns, value))
         self._rows.append(self._by_rank(view, value))
+        self._watch_falls(value)
         self._verdict = self._judge(view, value)
         return self._verdict
 
@@ -92,11 +96,20 @@ class Drift:
             return self._learning
         if self._since is None and self._steady():
             self._since = self._onset((value - first) / max(1, view.step - first_step))
+        if value <= self._peaks[1]:
+            return FINE
         rooms = [room for room in (expression(view.get) for expression in self.room) if room is not None]
         self._room_known = bool(rooms)
         if not rooms:
             return self._no_room
         return self._project(value, min(rooms))
+
+    def _watch_falls(self, value: float) -> None:
+        if value < self._high - self.min_growth * abs(self._high):
+            highest, second = self._peaks
+            self._peaks = (max(highest, self._high), max(second, min(highest, self._high)))
+            self._high = value
+        self._high = max(self._high, value)
 
     def _project(self, value: float, room: float) -> Verdict:
         first_step, first_ns, first = self._points[0]
