@@ -18,6 +18,7 @@ from grpo_sentinel.daemon.places import belongs_to, ring_roots, run_directories,
 from grpo_sentinel.daemon.whereabouts import listed_state_dirs, read_whereabouts
 from grpo_sentinel.errors import ConfigError, HistoryError, SentinelError
 from grpo_sentinel.history import HistoryReader, history_path
+from grpo_sentinel.protocol import sanitise_run_id
 from grpo_sentinel.records import Liveness
 from grpo_sentinel.views import RankStatus
 
@@ -102,7 +103,9 @@ def noted(config: Config, directory: Path) -> Config:
 
 
 def find_run(config: Config, run_id: str | None, *, alive_only: bool = False) -> Path:
-    """Find the run directory that is meant: the named one (its newest restart), else the only or newest one.
+    """Find the run directory that is meant: the named one, else the only or newest one.
+
+    A name stands for its restarts too: the run of that very name goes first while it lives, else the newest that does.
 
     Raises `NoRun` naming where was looked; with `alive_only` also when several runs are alive and none is named.
     """
@@ -114,7 +117,8 @@ def find_run(config: Config, run_id: str | None, *, alive_only: bool = False) ->
         if not chosen:
             launched = next((one for one in waiting(roots) if one.run_id == run_id), None)
             raise no_such_run(run_id, found, roots) if launched is None else NoRun(f"run {run_id}: {words(launched)}")
-        return chosen[0]
+        named = (directory for directory in chosen if directory.name == sanitise_run_id(run_id))
+        return next((one for one in (*named, *chosen) if is_alive(read_ranks(one))), chosen[0])
     launched = next(iter(waiting(roots, found)), None)
     if not found and launched is not None:
         raise NoRun(f"run {launched.run_id}: {words(launched)}")

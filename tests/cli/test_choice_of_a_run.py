@@ -13,6 +13,8 @@ from run_support import HERE, Started, cli, until
 
 from grpo_sentinel.cli import main
 from grpo_sentinel.cli.launches import waiting
+from grpo_sentinel.cli.runs import find_run
+from grpo_sentinel.config import Config
 from grpo_sentinel.daemon.launches import noted
 from grpo_sentinel.protocol import user_dir
 
@@ -39,6 +41,17 @@ def test_one_look_at_a_run_that_is_not_there_is_a_mistake(started: Started) -> N
     told = done.stderr.strip().splitlines()[-1].partition("runs there: ")[2]
     assert set(told.split(", ")) == {"one", "two"}
     assert cli("run", "--once", "--run-id", "one").returncode == 0
+
+
+def test_a_run_of_the_very_name_goes_before_its_restarts_while_it_lives(started: Started) -> None:
+    first = started.trainer("exp", "--stdin")
+    started.trainer("exp-r1", "--stdin")
+    started.trainer("exp-r2", "--stdin")
+    assert find_run(Config(), "exp").name == "exp"
+    first.kill()
+    first.wait(10)
+    until(lambda: find_run(Config(), "exp", alive_only=True).name == "exp-r2")
+    assert find_run(Config(), "exp-r1").name == "exp-r1"
 
 
 def test_status_tells_of_a_launched_command_that_waits_for_its_trainer(started: Started, tmp_path: Path) -> None:
