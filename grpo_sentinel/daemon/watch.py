@@ -362,19 +362,20 @@ class RunWatch:
 
 
 def _tell_halt(halt: HaltStatus, before: HaltStatus) -> None:
-    if halt.state is HaltState.NONE and not halt.dry_run:
+    """Say what has changed; that a checkpoint has been kept meanwhile is said by itself."""
+    if (halt.state is HaltState.NONE and not halt.dry_run) or _aside(halt) == _aside(before):
         return
     if halt.dry_run:
         log.warning("%s (%s)", halt.detail, halt.reason)
-        return
-    if replace(halt, pinned_checkpoint="", updated_wall_ns=0) == replace(
-        before, pinned_checkpoint="", updated_wall_ns=0
-    ):
         return
     at = f" at step {halt.step}" if halt.step else ""
     more = f": {halt.detail}" if halt.detail else ""
     log.warning("request %d (%s, by %s) %s%s%s", halt.request_id, halt.action.name.lower().replace("_", "-"),
                 halt.requested_by, halt.state.name.lower(), at, more)  # fmt: skip
+
+
+def _aside(halt: HaltStatus) -> HaltStatus:
+    return replace(halt, pinned_checkpoint="", updated_wall_ns=0)
 
 
 def _process(status: RankStatus) -> tuple[int, int]:

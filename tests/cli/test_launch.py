@@ -66,6 +66,16 @@ def test_no_line_is_said_twice(config: Path, tmp_path: Path) -> None:
     assert sorted(set(lines)) == sorted(lines)
 
 
+def test_a_halt_that_is_only_said_is_said_once_though_a_checkpoint_is_kept_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "dry.yaml"
+    path.write_text(json.dumps({"http": {"port": 0}, "halting": {"dry_run": True}}))
+    done = launch(path, sys.executable, FAKE, "--output-dir", tmp_path / "out", "--save-steps", 5, "--bad-from", 60,
+                  "--steps", 120)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "kept from before the onset" in done.stderr
+    assert sum("grpo-sentinel: dry run: would have halted" in line for line in done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_trainers_own_exit_code_is_returned(config: Path, code: int) -> None:
     done = launch(config, sys.executable, FAKE, "--steps", 3, "--exit-code", code)
