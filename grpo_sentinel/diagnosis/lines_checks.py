@@ -44,7 +44,24 @@ def candidates_of_lines(view: LogView) -> list[Candidate]:
     disagreement = ranks_disagree(view)
     if disagreement is not None:
         out.append(disagreement)
-    return _absent_rank_named(view, out)
+    return _absent_rank_named(view, out) + _busy_scoring(out)
+
+
+_WAITED = ("collective_timeout", "gloo_timeout", "store_wait", "watchdog_stuck")
+
+
+def _busy_scoring(found: list[Candidate]) -> list[Candidate]:
+    """Ranks wait for one that a dump of stacks shows inside a reward function: they wait for that function."""
+    stack = next((one for one in found if one.name == "busy_scoring"), None)
+    waited = next((one for one in found if one.name in _WAITED), None)
+    if stack is None or waited is None:
+        return []
+    return [
+        replace(
+            stack, name="scorer_hangs", role="cause", confidence=0.7, says=f"{stack.says}, while others wait for it",
+            evidence=(*stack.evidence, *waited.evidence),
+        )
+    ]  # fmt: skip
 
 
 def ranks_disagree(view: LogView) -> Candidate | None:

@@ -124,6 +124,8 @@ def reward_never_moves(view: LogView) -> Candidate | None:
     index, row, value = tail[0]
     if value > 0 and before and value >= max(p[2] for p in before) and median(p[2] for p in before[-6:]) >= 0.8 * value:
         return None  # it climbed to its top: the task is solved
+    if before and _walked_off(view, index):
+        return None
     if value not in (0.0, 1.0) and not varied and not _no_spread(view, index, whole=not before):
         return None
     if all_are_cut(view, index):

@@ -73,7 +73,7 @@ def _follows(view: LogView, traceback: Traceback, found: Candidate) -> bool:
         return False
     return any(
         hits[0].marker.role in ("symptom", "witness")
-        and name not in ("python_error", "reward_frame")
+        and name not in ("python_error", "reward_frame", "busy_scoring")
         and not view.survived(name)
         and hits[0].line.source == traceback.last.source
         and hits[0].line.number < traceback.first

@@ -30,6 +30,8 @@ SAMPLES = {
     "reward_none": "UserWarning: All reward functions returned None for the following kwargs",
     "reward_error": "Exception in worker calling reward function f",
     "reward_frame": '  File "/a/b.py", line 3, in compute_score',
+    "busy_scoring": "    accuracy_reward (rewards/math_reward.py:42)",
+    "busy_scoring ": '  File "/a/grader.py", line 188 in grade_answer',
     "verify_timeout": "TimeoutError: Operation timed out!",
     "bad_probabilities": "probability tensor contains either `inf`, `nan` or element < 0",
     "kl_negative": "UserWarning: KL divergence is starting to become negative: -5.27",

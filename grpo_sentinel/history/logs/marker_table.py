@@ -69,6 +69,8 @@ TABLE: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("verify_timeout", "reward", "cause", "TimeoutException: ", r"(?:math_verify\S*|grader\S*)[.:]TimeoutException", "the answer checker ran into its own time limit"),
     ("reward_error", "reward", "cause", "reward", r"TypeError: (?!\S{0,80}model)\S{0,80}reward\w{0,80}\(\) (?:missing|got|takes)|(?:Error|Exception): .{0,300}\breward func\w*\b.{0,60}(?:must|should|returned|expected|did not)|(?:Error|Exception)\b.{0,80}\b(?:in|from|calling) (?:the |a |custom )*\w*reward(?!_model|\w*\.)|(?P<fn>\w*reward\w*)\b.{0,200}raised \w*(?:Error|Exception)", "a reward function raised"),
     ("reward_frame", "reward", "witness", 'File "', r'File "[^"]*", line \d+, in (?P<fn>compute_(?:reward|score)|\w*reward_fn\w*|_?calculate_rewards?)', "a stack goes through the reward function"),
+    ("busy_scoring", "reward", "witness", ".py:", r"^\s+(?!_?(?:calculate|compute)_rewards\b)(?:\w*(?:_reward|_score|grade_answer|verify) \(\S+\.py:\d+\)|\w+ \(\S*(?:rewards?|grader|verify|judge)\.py:\d+\))$", "a dump of stacks shows a process inside a reward function"),
+    ("busy_scoring", "reward", "witness", 'File "', r'^\s+File "[^"]*", line \d+ in (?:\w*(?:_reward|_score)|grade_answer|verify)$', "a dump of stacks shows a process inside a reward function"),
     ("verify_timeout", "reward", "cause", "Operation timed out!", r"TimeoutError: Operation timed out!", "the answer checker ran into its own time limit"),
     # ---- policy
     ("bad_probabilities", "policy", "symptom", "probability tensor contains", r"probability tensor contains either", "sampling met non-finite probabilities: the weights or logits were broken before"),
@@ -231,7 +233,7 @@ GATES = (
     "(shm", "memory profiling", "bv_", "ArrowInvalid", "BadZipFile", "connectFullMesh", "C compiler", "cudaErrorMem", "</torch", "AER: ", "ActorDied", "Assertion", "Bus error", "CUBLAS", "CUDA", "Connection",
     "Could not over", "Current loss scale", "DUE TO", "DefaultCPUAll", "Duplicate GPU", "EADDRINUSE", "ECC",
     "End of file", "Error", "Exception", "Expected to have", "File \"", "Free memory on", "Function '", "GLIBC",
-    "GPU is lost", "GPU requires", "by GPU", "amdgpu", "SXid", "ulti-bit", "ulti bit", "MULTI BIT", "MULTI-BIT", "HBM", "hbm", "GiB is", "GiB memory", "Hardware Err", "HeartbeatMon", "KL div", "KV cache",
+    "GPU is lost", "GPU requires", "reward (", "score (", "grade_answer (", "verify (", "reward.py:", "rewards.py:", "grader.py:", "verify.py:", "judge.py:", "by GPU", "amdgpu", "SXid", "ulti-bit", "ulti bit", "MULTI BIT", "MULTI-BIT", "HBM", "hbm", "GiB is", "GiB memory", "Hardware Err", "HeartbeatMon", "KL div", "KV cache",
     "Killed", "NCCL", "NET/", "NOT been destr", "NVIDIA driver", "NVLink", "NVML", "NVRM", "Network is unr",
     "No route", "No space left", "None", "Not enough mem", "OOM", "OUT_OF_M", "OVERFLOW", "ObjectStoreFull",
     "Out Of Mem", "OutOfMemory", "OutOfDisk", "got signal", "Received Sig", "SIGTERM", "PytorchStream", "ReadTimeout", "Remote end", "Resource temp", "Reward function",
