@@ -90,9 +90,12 @@ class Outcome:
         return max((one.severity for one in self.findings.values()), default=None)
 
     def take(self, told: Sequence[Finding]) -> None:
-        """Keep the newest version of each finding; a version that resolves keeps the message that fired."""
+        """Keep the newest version of each finding, with the step in which it was told first."""
         for finding in told:
-            if finding.finding_id in self.findings or len(self.findings) < MAX_FINDINGS:
+            first = self.findings.get(finding.finding_id)
+            if first is not None:
+                finding = replace(finding, step=first.step)
+            if first is not None or len(self.findings) < MAX_FINDINGS:
                 self.findings[finding.finding_id] = finding
             elif finding.state is FindingState.FIRING:
                 self.left_out[finding.rule] += 1

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import past_runs
@@ -169,6 +170,34 @@ def test_a_reward_that_is_none_in_a_log_is_found(tmp_path: Path, capsys) -> None
     code, body = replayed(capsys, str(path))
     assert code == 1
     assert {"reward_nonfinite", "reward_func_nonfinite"} <= {one["rule"] for one in body["runs"][0]["findings"]}
+
+
+def test_a_function_that_scores_one_task_of_several_is_no_fault_until_it_scores_nothing_at_all(
+    tmp_path: Path, capsys
+) -> None:
+    def log(name: str, absent: Callable[[int], bool]) -> str:
+        rows = [
+            {"step": step, "reward": 0.5 + 0.01 * (step % 7), "rewards/maths/mean": 0.4 + 0.01 * (step % 5),
+             "rewards/code/mean": float("nan") if absent(step) else 0.6 + 0.01 * (step % 3)}
+            for step in range(1, 61)
+        ]  # fmt: skip
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    assert main(["replay", log("two-tasks", lambda step: step % 3 == 0)]) == 0, capsys.readouterr().out
+    capsys.readouterr()
+    assert main(["replay", log("dead", lambda step: step > 20)]) == 1
+    assert "reward_func_nonfinite" in capsys.readouterr().out
+
+
+def test_a_finding_that_is_over_says_when_it_was_told_and_not_when_it_ended(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "run.jsonl"
+    rates = [1e-6] * 9 + [0.0] * 9 + [1e-6] * 30
+    path.write_text("".join(json.dumps({"step": n, "lr": rate}) + "\n" for n, rate in enumerate(rates, 1)))
+    _, body = replayed(capsys, str(path))
+    (found,) = [one for one in body["runs"][0]["findings"] if one["rule"] == "lr_zero"]
+    assert (found["state"], found["onset_step"], found["step"]) == ("resolved", 10, 14)
 
 
 def test_an_exception_in_a_text_log_is_an_event(tmp_path: Path, capsys) -> None:

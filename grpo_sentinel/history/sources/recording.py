@@ -1,8 +1,9 @@
 """From rows of foreign names to step records with the catalogue's signals: what every reader of this folder ends in.
 
-What a log prints is not what an agent measures, so three things are put right here: a value that is not finite becomes
+What a log prints is not what an agent measures, so four things are put right here: a value that is not finite becomes
 the count that the rules look for, a NaN in a ratio of counts (KL without a reference, clipping of no token) is left
-out, and a learning rate that was rounded to 0.000 is unknown, not zero.
+out, a learning rate that was rounded to 0.000 is unknown, not zero, and so is the score of one function of several that
+is NaN now and then: it may have given None to a whole batch of another task.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _COUNTS = {
     "reward.func_mean": "reward.func_nonfinite",
 }
 _NAN_IS_NORMAL = ("policy.kl_", "policy.clip_", "policy.approx_kl", "reward.func_std")
+_MEAN, _BAD = "reward.func_mean[", "reward.func_nonfinite["
+_OTHER_TASKS = 20  # rows in a row in which one function of several may have had nothing to score
 _ROUNDED = ("verl",)  # formats that print a learning rate of 1e-6 as 0.000
 
 
@@ -73,6 +76,7 @@ class Recorder:
         self._step = 0
         self._sequence = 0
         self._wall_ns = 0
+        self._without: dict[str, int] = {}  # reward function -> rows since its last finite mean
 
     def record(
         self,
@@ -84,6 +88,7 @@ class Recorder:
         wall_ns: int | None = None,
     ) -> StepRecord:
         """Make one record. A row without a step is the next one; without a time it comes a step's duration later."""
+        values = self._scored(values)
         at = self._step + 1 if step is None else step
         if wall_ns is not None:
             self._wall_ns = wall_ns
@@ -96,6 +101,22 @@ class Recorder:
             run_id=self._run_id, rank=rank, sequence=self._sequence, step=at, kind=Kind.STEP, mode=mode, micro_batch=0,
             generation=0, monotonic_ns=self._wall_ns, wall_ns=self._wall_ns, values=values,
         )  # fmt: skip
+
+    def _scored(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Leave out what a function that gave no score to a whole batch seems to say, while others gave one."""
+        means = {name: value for name, value in values.items() if name.startswith(_MEAN)}
+        bad = [name for name, value in means.items() if value != value]
+        for name in means.keys() - set(bad):
+            self._without[name] = 0
+        if not bad or len(bad) == len(means):
+            return values
+        out = dict(values)
+        for name in bad:
+            self._without[name] = self._without.get(name, 0) + 1
+            if self._without[name] < _OTHER_TASKS:
+                del out[name]
+                out.pop(_BAD + name[len(_MEAN) :], None)
+        return out
 
 
 __all__ = ["Recorder", "signal_name", "signals"]
