@@ -24,7 +24,7 @@ SETTINGS = {
         "disabled": ["starts_at_uniform"],  # TRL's policy is random here, and would be the root of all
         "override": {
             "rank_silent": {"parameters": {"floor_seconds": 8.0, "first_seconds": 25.0, "idle_seconds": 8.0}},
-            "rank_late": {"parameters": {"floor_seconds": 5.0}},
+            "rank_late": {"parameters": {"floor_seconds": 5.0, "first_seconds": 5.0}},
         },
     },
 }

@@ -23,9 +23,9 @@ class Drift:
     of the growth alone, flat points before its onset left out. `room` lists expressions of what is left (limit - used);
     the smallest counts. Either horizon is enough: `horizon_steps`, or `horizon_minutes` by the wall clock of the
     window. Up to a level from which it has fallen back twice it is no growth to be projected: garbage that is collected
-    now and then, batches sorted by length. With `reserve` it is bad only while the room is at most that share of the value. Names the ranks that grew
-    at least half as much as the one that grew most, and the step in which the growth began, also where that lies
-    before the window.
+    now and then, batches sorted by length. With `reserve` it is bad only while the room is at most that share of the
+    value. Names the ranks that grew at least half as much as the one that grew most, and the step in which the growth
+    began, also where that lies before the window.
     """
 
     signal: Expression

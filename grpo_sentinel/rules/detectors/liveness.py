@@ -99,7 +99,8 @@ class Left:
 
 @dataclass
 class Silence:
-    """Bad when a phase lasts longer than max(factor x the 90th percentile of its own past, floor_seconds).
+    """Bad when a phase lasts longer than max(factor x the 90th percentile of its own past, twice its longest turn
+    lately, floor_seconds).
 
     The past comes from heartbeats, as far as they are seen, and from the records of whole steps; the longer counts.
 
@@ -153,6 +154,8 @@ class Silence:
         usual = [past.quantile(0.9) for past in pasts if past is not None and len(past) >= self.min_points]
         if not usual or phase is Phase.COMPILE:  # every compilation may be the first of its kind
             return self.first_seconds
+        longest = max(past.largest() for past in pasts if past is not None and len(past))
+        usual.append(2.0 * longest / self.factor)  # what lasted long once may last so long again
         return max(self.factor * max(usual), self.idle_seconds if phase is Phase.IDLE else self.floor_seconds)
 
     def _learn(self, beat: Heartbeat) -> None:
@@ -198,11 +201,13 @@ class Late:
     """Bad when every other rank stands in the step vote for longer than max(floor_seconds, factor x a usual step)
     and this one has not arrived. It gets its name while it is still late, before any time-out.
 
-    A rank that saves, evaluates or compiles is excused: the others wait for it by design.
+    A rank that saves, evaluates or compiles is excused: the others wait for it by design, also while it then goes
+    through the step that they have gone through before. Until a step's duration is known `first_seconds` count.
     """
 
     factor: float = 1.0
     floor_seconds: float = 10.0
+    first_seconds: float = 120.0
 
     def __post_init__(self) -> None:
         if self.factor < 0 or self.floor_seconds <= 0:
@@ -210,6 +215,7 @@ class Late:
         self._steps = SortedWindow(32)
         self._step = 0
         self._step_wall_ns = 0
+        self._excused_ns = 0  # when it was excused last
 
     def update(self, view: View) -> Verdict:
         own = _own(view)
@@ -217,15 +223,18 @@ class Late:
             return _NO_STATE
         beat = own.heartbeat
         self._learn(beat.step, view.wall_ns)
+        if beat.phase in _EXCUSED:
+            self._excused_ns = view.wall_ns
         others = [s for rank, s in view.states.items() if rank != view.rank and s.liveness is Liveness.ALIVE]
         if own.liveness is not Liveness.ALIVE or not others or beat.phase in _EXCUSED:
             return FINE
         waiting = [s.heartbeat for s in others if s.heartbeat.phase is Phase.VOTE]
         if len(waiting) < len(others) or _position(beat) >= min(map(_position, waiting)):
             return FINE
-        seconds = (view.wall_ns - max(other.phase_since_wall_ns for other in waiting)) / 1e9
-        usual = self._steps.median() if len(self._steps) else 0.0
-        limit = max(self.floor_seconds, self.factor * usual)
+        since = max(self._excused_ns, *(other.phase_since_wall_ns for other in waiting))
+        seconds = (view.wall_ns - since) / 1e9
+        usual = self.factor * self._steps.median() if len(self._steps) else self.first_seconds
+        limit = max(self.floor_seconds, usual)
         return _verdict(view, beat, seconds, limit) if seconds > limit else FINE
 
     def _learn(self, step: int, wall_ns: int) -> None:
