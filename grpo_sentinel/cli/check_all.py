@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from grpo_sentinel.cli.check_environment import with_doctor
+from grpo_sentinel.cli.check_numbers import SECONDS, in_order
 from grpo_sentinel.cli.check_policy import DTYPES
 from grpo_sentinel.cli.check_printing import print_report
 from grpo_sentinel.preflight.everything import AllOptions, AllReport, check_everything, read_options
@@ -33,7 +34,7 @@ from grpo_sentinel.wording import counted
 @click.option("--world-size", type=click.IntRange(0), default=0, metavar="N", help="Number of ranks.")
 @click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="Dtype of models.")
 @click.option("--device", default="", help="cpu, cuda, cuda:1; default: a GPU where there is one.")
-@click.option("--timeout", type=float, default=AllOptions().timeout, show_default=True, metavar="SECONDS",
+@click.option("--timeout", type=SECONDS, default=AllOptions().timeout, show_default=True, metavar="SECONDS",
               help="For all of it: what runs a model or a reward shares it.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/all-check).")
 def everything(
@@ -46,7 +47,7 @@ def everything(
 
     Exit code 0: nothing was found by any, 1: faults, 2: usage.
     """
-    low, high = reward_range or (None, None)
+    low, high = in_order(reward_range)
     options = AllOptions(
         data=data, eval=evaluation, policy=policy, reference=reference, reward_model=reward_model, reward=reward,
         template=template, checkpoint=checkpoint, checkpoint_dir=checkpoint_dir, trainer_config=trainer_config,

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from grpo_sentinel.cli.check_numbers import in_order
 from grpo_sentinel.cli.check_printing import finish
 from grpo_sentinel.preflight.data import DataOptions, Progress, check_data
 from grpo_sentinel.preflight.data_checks import Limits
@@ -52,9 +53,7 @@ def data(
     FILE is JSONL, JSON, CSV or Parquet, also compressed, a folder, a glob, or - for standard input. Exit code 0:
     nothing was found, 1: faults, 2: usage.
     """
-    low, high = reward_range or (None, None)
-    if low is not None and high is not None and not low <= high:
-        raise click.BadParameter(f"expected LOW <= HIGH, got {low:g} {high:g}", param_hint="--reward-range")
+    low, high = in_order(reward_range)
     options = DataOptions(
         fields=Fields(prompt=prompt, response=response, answer=answer, reward=reward, required=require),
         limits=Limits(reward_low=low, reward_high=high, max_length=max_length, repeats=repeats),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from grpo_sentinel.cli.check_numbers import SECONDS, Number
 from grpo_sentinel.cli.check_policy import DTYPES
 from grpo_sentinel.cli.check_printing import finish
 from grpo_sentinel.preflight.apart import gradients_apart
@@ -22,9 +23,9 @@ from grpo_sentinel.preflight.gradients import GradientOptions
 @click.option("--max-tokens", type=click.IntRange(1, 4096), default=64, show_default=True, help="Of a completion.")
 @click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="Dtype of the model.")
 @click.option("--device", default="", help="cpu, cuda, cuda:1; default: a GPU where there is one.")
-@click.option("--max-norm", type=float, metavar="N", help="Limit of the gradient norm; none by default.")
+@click.option("--max-norm", type=Number(min=0), metavar="N", help="Limit of the gradient norm; none by default.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling.")
-@click.option("--timeout", type=float, default=45.0, show_default=True, metavar="SECONDS", help="For all of it.")
+@click.option("--timeout", type=SECONDS, default=45.0, show_default=True, metavar="SECONDS", help="For all of it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/gradients-check).")
 def gradients(
     checkpoint: str, data: tuple[str, ...], prompt: str, response: str, reward: str, samples: int, group_size: int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from grpo_sentinel.cli.check_numbers import SECONDS, Number
 from grpo_sentinel.cli.check_printing import finish
 from grpo_sentinel.preflight.apart import policy_apart
 from grpo_sentinel.preflight.data_shapes import Fields
@@ -28,11 +29,13 @@ DTYPES = click.Choice(["float32", "bfloat16", "float16", "float64"])
 @click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="Dtype of policy and reference.")
 @click.option("--device", default="", help="cpu, cuda, cuda:1; default: a GPU where there is one.")
 @click.option("--attention", default="", metavar="NAME", help="eager, sdpa, flash_attention_2.")
-@click.option("--beta", type=float, default=0.04, show_default=True, help="Weight of the KL term in the step.")
+@click.option("--beta", type=Number(min=0), default=0.04, show_default=True, help="Weight of the KL term in the step.")
 @click.option("--trained/--untrained", default=None, help="The policy has (not) been updated since its reference.")
-@click.option("--max-gap", type=float, default=0.05, show_default=True, help="Nats between engines, on average.")
+@click.option(
+    "--max-gap", type=Number(min=0), default=0.05, show_default=True, help="Nats between engines, on average."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling.")
-@click.option("--timeout", type=float, default=45.0, show_default=True, metavar="SECONDS", help="For all of it.")
+@click.option("--timeout", type=SECONDS, default=45.0, show_default=True, metavar="SECONDS", help="For all of it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/policy-check).")
 def policy(
     model: str, reference: str, reward_model: str, reward: str, data: tuple[str, ...], prompt: str, answer: str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from grpo_sentinel.cli.check_numbers import SECONDS, Number, in_order
 from grpo_sentinel.cli.check_printing import finish
 from grpo_sentinel.preflight.apart import reward_apart
 from grpo_sentinel.preflight.data_shapes import Fields
@@ -22,9 +23,13 @@ from grpo_sentinel.preflight.reward import RewardOptions
 )
 @click.option("--reward-range", nargs=2, type=float, metavar="LOW HIGH", help="Range of its scores.")
 @click.option("--max-length", type=click.IntRange(16), default=2048, show_default=True, help="Limit in characters.")
-@click.option("--max-std", type=float, default=0.5, show_default=True, help="How far a perturbation may move scores.")
-@click.option("--min-rank-correlation", type=float, default=0.7, show_default=True, help="Least Spearman correlation.")
-@click.option("--timeout", type=float, default=45.0, show_default=True, metavar="SECONDS", help="For all of it.")
+@click.option(
+    "--max-std", type=Number(min=0), default=0.5, show_default=True, help="How far a perturbation may move scores."
+)
+@click.option(
+    "--min-rank-correlation", type=Number(-1, 1), default=0.7, show_default=True, help="Least Spearman correlation."
+)
+@click.option("--timeout", type=SECONDS, default=45.0, show_default=True, metavar="SECONDS", help="For all of it.")
 @click.option("--perturbations", default="", metavar="MODULE", help="A module (or file.py) with more PERTURBATIONS.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs (schema grpo-sentinel/reward-check).")
 def reward(
@@ -36,7 +41,7 @@ def reward(
 
     It runs the code that is named, as the trainer would. Exit code 0: nothing was found, 1: faults, 2: usage.
     """
-    low, high = reward_range or (None, None)
+    low, high = in_order(reward_range)
     options = RewardOptions(
         fields=Fields(prompt=prompt, response=response, answer=answer), samples=samples, template=template, low=low,
         high=high, max_std=max_std, min_rank_correlation=min_rank_correlation, max_length=max_length,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.data_checks import Limits
 from grpo_sentinel.preflight.data_clean import CleanCopy
 from grpo_sentinel.preflight.data_leakage import Evaluated
@@ -54,7 +55,7 @@ def check_data(
         else:
             with CleanCopy(options.write_clean, (*sources, *options.evaluation)) as copy:
                 check.read(sources, copy)
-    return report_of(check, sources, time.monotonic() - began, len(evaluated.prompts))
+    return report_of(check, sources, time.monotonic() - began, evaluated)
 
 
 @contextlib.contextmanager
@@ -73,11 +74,15 @@ def _evaluated(sources: Iterable[str], given: Fields) -> Evaluated:
     out = Evaluated()
     for source in sources:
         blocks, fields = recognised(source, read_blocks(source), given)
+        before = len(out.prompts) + out.lost
         for row in rows_of(blocks):
-            if row.value is not None and fields is not None:
-                messages = prompt_of(row.value, fields)
-                if messages:
-                    out.add(messages)
+            messages = prompt_of(row.value, fields) if row.value is not None and fields is not None else []
+            if messages:
+                out.add(messages)
+            else:
+                out.lost += 1
+        if len(out.prompts) + out.lost == before:
+            raise SentinelError(f"--eval {source}: there is not one row in it; give the evaluation set")
     return out
 
 

@@ -21,6 +21,7 @@ class Evaluated:
     """Hashes of the prompts that must not be trained on."""
 
     prompts: set[int] = field(default_factory=set)
+    lost: int = 0  # rows that cannot be read, or have no prompt
     _questions: dict[int, int] = field(default_factory=dict)  # with the number of prompts that end in it
 
     def add(self, messages: Messages) -> None:

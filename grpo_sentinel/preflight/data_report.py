@@ -7,14 +7,16 @@ from typing import Any
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.data_checks import judge_rewards
 from grpo_sentinel.preflight.data_faults import KINDS
+from grpo_sentinel.preflight.data_leakage import Evaluated
 from grpo_sentinel.preflight.data_pass import Pass
 from grpo_sentinel.preflight.data_repeats import MOST_REMEMBERED
+from grpo_sentinel.preflight.data_tokens import NO_TEMPLATE
 from grpo_sentinel.preflight.report import CheckReport, gravest_first
 from grpo_sentinel.wording import counted
 
 
-def report_of(done: Pass, sources: tuple[str, ...], seconds: float, evaluated: int) -> CheckReport:
-    """Sum up; `evaluated` is the size of the evaluation set. Raises `SentinelError` when there was not a single row."""
+def report_of(done: Pass, sources: tuple[str, ...], seconds: float, evaluated: Evaluated) -> CheckReport:
+    """Sum up; `evaluated` is the evaluation set. Raises `SentinelError` when there was not a single row."""
     seen = done.totals
     if not seen.total:
         raise SentinelError(f"{', '.join(sources)}: there is not one row in it; give a file with samples")
@@ -22,7 +24,7 @@ def report_of(done: Pass, sources: tuple[str, ...], seconds: float, evaluated: i
         seen.tally.add(code, text, detail)
     if why := seen.answers.fault():
         seen.tally.add("constant-answer", why)
-    notes = (*(done.encoder.notes() if done.encoder else ()), *_renamed(done))
+    notes = (*(done.encoder.notes() if done.encoder else ()), *_renamed(done), *_no_template(done))
     if "constant-reward" not in seen.tally.counts:
         if why := seen.groups.fault():
             seen.tally.add("flat-groups", why)
@@ -46,17 +48,23 @@ def _renamed(done: Pass) -> tuple[str, ...]:
     return tuple(f"prompts stand in the field {name}: TRL wants prompt (rename_column)" for name in sorted(names))
 
 
-def _looked_at(done: Pass, evaluated: int) -> tuple[str, ...]:
+def _no_template(done: Pass) -> tuple[str, ...]:
+    """Messages that nothing here can write as text."""
+    messages = any("conversation" in fields.shape for fields in done.totals.shapes.values())
+    return (NO_TEMPLATE,) if messages and done.encoder is not None and not done.encoder.has_template else ()
+
+
+def _looked_at(done: Pass, evaluated: Evaluated) -> tuple[str, ...]:
     seen = done.totals
     shapes = {fields.shape: fields for fields in seen.shapes.values()}
     read = [f"{counted(len(seen.rows), 'file')}, {counted(seen.total, 'row')}, {seen.bad:,} with a fault"]
     read += [f"shape {name}: fields {', '.join(fields.named())}" for name, fields in shapes.items()]
-    if evaluated:
-        read.append(f"{evaluated:,} prompts of the evaluation set")
+    if evaluated.prompts:
+        read.append(f"{counted(len(evaluated.prompts), 'prompt')} of the evaluation set")
     return tuple(read)
 
 
-def _not_seen(done: Pass, evaluated: int) -> tuple[str, ...]:
+def _not_seen(done: Pass, evaluated: Evaluated) -> tuple[str, ...]:
     seen = done.totals
     have = {
         part for fields in seen.shapes.values() for part in ("response", "answer", "reward") if getattr(fields, part)
@@ -68,7 +76,10 @@ def _not_seen(done: Pass, evaluated: int) -> tuple[str, ...]:
         out.append("tokens: lengths are in characters (--tokenizer DIR)")
     if done.limit is None:
         out.append("lengths against a limit (--max-length N)")
-    if not evaluated:
+    if evaluated.lost:
+        out.append(f"leakage: {counted(evaluated.lost, 'row')} of the evaluation set without a prompt that can be read "
+                   "(check data on it says why)")  # fmt: skip
+    elif not evaluated.prompts:
         out.append("leakage into an evaluation set (--eval FILE)")
     if done.repeats.forgetful:
         out.append(f"duplicates beyond the first {MOST_REMEMBERED:,} distinct rows")

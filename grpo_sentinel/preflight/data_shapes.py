@@ -95,13 +95,14 @@ def recognise(rows: Sequence[Mapping[str, Any]], given: Fields | None = None) ->
             return choice
         return next((name for name in known if sum(_there(row, name) for row in rows) >= half), "")
 
+    if given.prompt:
+        require_named(rows, replace(Fields(), prompt=given.prompt))
     prompt = pick(given.prompt, _PROMPTS)
     response = pick(given.response, [name for name in _RESPONSES if name != prompt])
     answer = pick(given.answer, _ANSWERS)
     reward = pick(given.reward, _REWARDS)
     if not prompt:
-        keys = ", ".join(sorted({str(key) for row in rows[:8] for key in row})[:12]) or "none"
-        raise SentinelError(f"no prompt is recognised among the fields {keys}; name it with --prompt FIELD")
+        raise SentinelError(f"no prompt is recognised among the fields {_keys(rows)}; name it with --prompt FIELD")
     required = tuple(dict.fromkeys(name for name in (prompt, response, answer, reward, *given.required) if name))
     first = next((row for row in rows if _there(row, prompt)), {})
     kinds = Counter(kind for row in rows if answer and (kind := kind_of(lookup(row, answer))))
@@ -110,6 +111,18 @@ def recognise(rows: Sequence[Mapping[str, Any]], given: Fields | None = None) ->
         answer_kind=max(kinds, key=lambda kind: kinds[kind], default=""), media=pick("", _MEDIA),
     )  # fmt: skip
     return replace(found, shape=_shape(found, first))
+
+
+def require_named(rows: Sequence[Mapping[str, Any]], given: Fields) -> None:
+    """Refuse a field that was named and that not one row has. Raises `SentinelError`."""
+    for option, name in (("prompt", given.prompt), ("response", given.response), ("answer", given.answer)):
+        if name and rows and not any(_there(row, name) for row in rows):
+            raise SentinelError(f"--{option} {name}: no row has such a field among the first {len(rows)}; they have "
+                                f"{_keys(rows)}")  # fmt: skip
+
+
+def _keys(rows: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(sorted({str(key) for row in rows[:8] for key in row})[:12]) or "none"
 
 
 _KINDS: dict[type, str] = {str: "text", int: "number", float: "number", list: "list", dict: "mapping"}
@@ -202,4 +215,4 @@ def joined(messages: Messages) -> str:
 
 
 __all__ = ["MISSING", "Fields", "Messages", "joined", "kind_of", "lookup", "odd_role", "only_system", "question_of",
-           "recognise", "split_conversation", "texts_of", "user_text"]  # fmt: skip
+           "recognise", "require_named", "split_conversation", "texts_of", "user_text"]  # fmt: skip

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.data_blocks import BLOCK_ROWS, Block, Row, Table, Values
+from grpo_sentinel.preflight.git_lfs import TOLD, is_pointer
 
 ENDINGS = (".parquet", ".arrow")
 _MOST_BYTES = 4 << 20  # of the rows of one block: those of a table with long texts or pictures are fewer than usual
@@ -34,6 +36,7 @@ def table_blocks(source: str, ending: str, tick: Callable[[float], None]) -> Ite
                 tick(before + (after - before) * min(1.0, (at + rows) / batch.num_rows))
     except (pyarrow.ArrowException, OSError) as error:
         reason = f"not a readable {ending[1:]} file: {' '.join(str(error).split())[:200]}"
+        reason = TOLD if is_pointer(Path(source)) else reason
         yield Values(source, number, (Row(source, number + 1, None, None, reason, "unreadable"),))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from grpo_sentinel.preflight.data_blocks import BLOCK_BYTES, BLOCK_ROWS, MAX_ROW_BYTES, Block, Lines, Row, Values
+from grpo_sentinel.preflight.git_lfs import POINTER, TOLD
 
 Tick = Callable[[], None]
 """Called after every block."""
@@ -78,6 +79,10 @@ def _no_json_lines(content: bytes) -> tuple[str, str] | None:
     first = content.lstrip(_BLANK).partition(b"\n")[0].strip()
     if content.startswith(_UTF_16):
         return "the file is UTF-16: convert it (iconv -f UTF-16 -t UTF-8)", "encoding"
+    if content.startswith(POINTER):
+        return TOLD, "unreadable"
+    if first[:9].lower() == b"<!doctype" or first[:5].lower() == b"<html":
+        return "a page of HTML and not JSON lines: whatever fetched it got an answer for people", "unreadable"
     if not first.startswith(b"{") and b"\x00" in content[:4096]:
         return "a binary file, not JSON lines", "unreadable"
     if first == b"{":

@@ -15,6 +15,10 @@ from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.data_frames import Chat, Frames
 from grpo_sentinel.preflight.data_shapes import Messages, joined
 
+NO_TEMPLATE = (
+    "prompts are messages, and the tokenizer has no chat template: a trainer refuses them until it is given one; they "
+    "are taken as plain text here"
+)
 _NO_LIMIT = 1_000_000  # transformers writes 1e30 for "no limit"
 
 
@@ -48,6 +52,9 @@ class Encoder:
                 reason = " ".join(str(error).split())[:200]
                 raise SentinelError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
         self.limit = _limit(directory, self._rich)
+        if self._rich is not None and not self._rich("one 1", add_special_tokens=False)["input_ids"]:
+            raise SentinelError(f"the tokenizer in {directory} gives not one token: its vocabulary is not there; give "
+                                "a directory with tokenizer.json or the files of its vocabulary")  # fmt: skip
         self.special_tokens = self._special_tokens()
         template = getattr(self._rich, "chat_template", None)
         self.has_template = bool(template)
@@ -207,4 +214,4 @@ def _limit(directory: Path, tokenizer: Any) -> int | None:
     return int(saved) if isinstance(saved, (int, float)) and 0 < saved < _NO_LIMIT else None
 
 
-__all__ = ["Encoder", "Tokens"]
+__all__ = ["NO_TEMPLATE", "Encoder", "Tokens"]

@@ -157,4 +157,13 @@ def read_json(path: Path) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-__all__ = ["checkpoint_bytes", "clock_faults", "disk_faults", "limit_faults", "place_faults", "read_json", "ulimits"]
+def is_object(path: Path) -> bool:
+    """Whether a file holds a JSON object, {} too."""
+    try:
+        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+__all__ = ["checkpoint_bytes", "clock_faults", "disk_faults", "is_object", "limit_faults", "place_faults", "read_json",
+           "ulimits"]  # fmt: skip

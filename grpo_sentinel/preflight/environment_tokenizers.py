@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.preflight.environment_host import read_json
+from grpo_sentinel.preflight.environment_host import is_object, read_json
+from grpo_sentinel.preflight.git_lfs import TOLD, is_pointer
 from grpo_sentinel.preflight.look import Level
 from grpo_sentinel.preflight.report import Fault
 
@@ -41,6 +42,12 @@ def read_facts(name: str, directory: Path) -> TokenizerFacts:
     config = read_json(directory / "config.json")
     generation = read_json(directory / "generation_config.json")
     tokenizer: dict[str, Any] = read_json(directory / "tokenizer.json")
+    for file in ("tokenizer_config.json", "config.json", "generation_config.json", "tokenizer.json"):
+        if is_pointer(directory / file):
+            raise SentinelError(f"{directory / file} is {TOLD}")
+        if (directory / file).is_file() and not is_object(directory / file):
+            raise SentinelError(f"{directory / file} ({name}) holds no JSON object: it is torn, or another file; write "
+                                "it again")  # fmt: skip
     if not saved and not tokenizer:
         raise SentinelError(f"{directory} ({name}) holds no tokenizer; give a model directory")
     vocabulary = _vocabulary(tokenizer)

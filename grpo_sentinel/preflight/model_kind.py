@@ -13,9 +13,11 @@ from pathlib import Path
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.environment_host import read_json
+from grpo_sentinel.preflight.git_lfs import TOLD, is_pointer
 
 _CLASSIFIER = re.compile(r"For(?:\w*Classification|QuestionAnswering)$|Reward(?:Model)?$")
 _ADAPTER = "adapter_config.json"
+_LARGE = (".safetensors", ".bin", ".json", ".model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +61,16 @@ def adapter_base(directory: Path) -> Path | None:
     return base
 
 
+def refuse_pointers(directory: Path) -> None:
+    """Refuse a directory whose weights or tokenizer were never fetched. Raises `SentinelError`."""
+    for path in sorted(directory.glob("*")):
+        if path.suffix in _LARGE and is_pointer(path):
+            raise SentinelError(f"{path} is {TOLD}")
+
+
 def require_causal(directory: Path, role: str) -> None:
     """Refuse a classifier where a causal language model is needed. Raises `SentinelError`."""
+    refuse_pointers(directory)
     kind = kind_of(directory)
     if kind.classifies:
         raise SentinelError(f"{role} {directory} is a {kind.architecture}: a classifier has no language-model head and "
@@ -76,6 +86,14 @@ def refuse_random_head(directory: Path, missing: Iterable[str], role: str, need:
                             f"made at random; give a directory that was saved with it")  # fmt: skip
 
 
+def why_not_loaded(error: BaseException) -> str:
+    """What a loader of models raised, in one line; where it points to a report that nobody saw, what that says."""
+    text = " ".join(str(error).split())[:200]
+    if "ignore_mismatched_sizes" in text:
+        return "its weights have other shapes than config.json says: the two files are of different models"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def require_same_kind(policy: Path, reference: Path) -> None:
     """Refuse a reference of another architecture: its KL would compare two models. Raises `SentinelError`."""
     first, other = kind_of(policy), kind_of(reference)
@@ -86,5 +104,6 @@ def require_same_kind(policy: Path, reference: Path) -> None:
 
 
 __all__ = [
-    "ModelKind", "adapter_base", "kind_of", "refuse_random_head", "require_causal", "require_same_kind",
+    "ModelKind", "adapter_base", "kind_of", "refuse_pointers", "refuse_random_head", "require_causal",
+    "require_same_kind", "why_not_loaded",
 ]  # fmt: skip

@@ -6,7 +6,16 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.preflight.data_shapes import MISSING, Fields, joined, lookup, recognise, split_conversation, texts_of
+from grpo_sentinel.preflight.data_shapes import (
+    MISSING,
+    Fields,
+    joined,
+    lookup,
+    recognise,
+    require_named,
+    split_conversation,
+    texts_of,
+)
 from grpo_sentinel.preflight.data_sources import expand, read_rows
 from grpo_sentinel.preflight.reward_target import Sample
 
@@ -38,7 +47,7 @@ def read_prompts(files: Sequence[str], fields: Fields, count: int) -> list[Sampl
     for source in sources:
         rows = read_rows(source)
         first = [row for row in itertools.islice(rows, _FIRST_ROWS) if row.value is not None]
-        known = recognise([row.value for row in first if row.value is not None], fields) if first else None
+        known = known_fields(source, [row.value for row in first if row.value is not None], fields)
         for row in itertools.chain(first, rows):
             if len(out) >= count:
                 return out
@@ -48,6 +57,17 @@ def read_prompts(files: Sequence[str], fields: Fields, count: int) -> list[Sampl
     if not out:
         raise SentinelError(f"{', '.join(sources)}: not one row with a prompt; name its field with --prompt FIELD")
     return out
+
+
+def known_fields(source: str, first: Sequence[Mapping[str, object]], given: Fields) -> Fields | None:
+    """Fields of a file, by its first rows; None without one. Raises `SentinelError` for a named one that none has."""
+    if not first:
+        return None
+    try:
+        require_named(first, given)
+        return recognise(first, given)
+    except SentinelError as error:
+        raise SentinelError(f"{source}: {error}") from error
 
 
 def _sample(row: Mapping[str, object], fields: Fields, place: str) -> Sample | None:
@@ -70,4 +90,4 @@ def _value(row: Mapping[str, object], name: str) -> object:
     return None if value is MISSING else value
 
 
-__all__ = ["built_in_prompts", "read_prompts"]
+__all__ = ["built_in_prompts", "known_fields", "read_prompts"]

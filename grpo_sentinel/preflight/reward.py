@@ -17,11 +17,11 @@ from grpo_sentinel.preflight.data_shapes import (
     Fields,
     joined,
     lookup,
-    recognise,
     split_conversation,
     texts_of,
 )
 from grpo_sentinel.preflight.data_sources import expand, read_rows
+from grpo_sentinel.preflight.prompts import known_fields
 from grpo_sentinel.preflight.report import CheckReport
 from grpo_sentinel.preflight.reward_cases import PERTURBATIONS, Perturbation
 from grpo_sentinel.preflight.reward_head import MOST
@@ -30,6 +30,7 @@ from grpo_sentinel.preflight.reward_model import ModelScorer, load_model
 from grpo_sentinel.preflight.reward_target import FunctionScorer, Sample, Scorer, load_object
 from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
 from grpo_sentinel.preflight.telling import is_heard, tell
+from grpo_sentinel.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,8 @@ def load_target(target: str) -> Scorer:
     if hasattr(found, "named_modules") and hasattr(found, "config"):  # a torch module, without importing torch
         tokenizer = load_object(f"{target.rpartition(':')[0]}:tokenizer")
         return ModelScorer(target, found, tokenizer, untouched=False)
+    if isinstance(found, type):
+        raise SentinelError(f"{target} is a class; name a function, or an instance of the class in its module")
     if not callable(found):
         raise SentinelError(f"{target} is {type(found).__name__}, not a function; name a reward function or model")
     return FunctionScorer(target, found)
@@ -154,7 +157,7 @@ def _samples(sources: Sequence[str], options: RewardOptions) -> list[Sample]:
     for source in sources:
         rows = read_rows(source)
         first = [row for row in itertools.islice(rows, 64) if row.value is not None]
-        fields = recognise([row.value for row in first if row.value is not None], options.fields) if first else None
+        fields = known_fields(source, [row.value for row in first if row.value is not None], options.fields)
         for row in itertools.chain(first, rows):
             if len(out) >= options.samples:
                 return out
@@ -163,8 +166,8 @@ def _samples(sources: Sequence[str], options: RewardOptions) -> list[Sample]:
                 out += [sample] if sample is not None else []
     if len(out) < 2:
         raise SentinelError(
-            f"{', '.join(sources)}: {len(out)} samples with a prompt and a response or answer, and 2 or more are "
-            "needed; name the fields with --prompt, --response, --answer"
+            f"{', '.join(sources)}: {counted(len(out), 'sample')} with a prompt and a response or answer, and 2 or "
+            "more are needed; name the fields with --prompt, --response, --answer"
         )
     return out
 

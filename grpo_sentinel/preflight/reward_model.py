@@ -16,7 +16,13 @@ from typing import Any
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.look import Level
-from grpo_sentinel.preflight.model_kind import adapter_base, kind_of, refuse_random_head
+from grpo_sentinel.preflight.model_kind import (
+    adapter_base,
+    kind_of,
+    refuse_pointers,
+    refuse_random_head,
+    why_not_loaded,
+)
 from grpo_sentinel.preflight.on_stderr import on_stderr
 from grpo_sentinel.preflight.report import Fault
 from grpo_sentinel.preflight.reward_target import Sample
@@ -113,6 +119,7 @@ def load_model(directory: Path) -> ModelScorer:
         raise SentinelError(
             f"{directory} is a model: checking it needs torch and transformers, pip install torch transformers"
         ) from error
+    refuse_pointers(directory)
     base = adapter_base(directory)
     try:
         with on_stderr(), quiet_loading(transformers):
@@ -130,8 +137,7 @@ def load_model(directory: Path) -> ModelScorer:
     except SentinelError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise SentinelError(f"{directory} cannot be loaded as a reward model: {reason}") from error
+        raise SentinelError(f"{directory} cannot be loaded as a reward model: {why_not_loaded(error)}") from error
     if not kind_of(directory).classifies:
         prefix = f"{getattr(model, 'base_model_prefix', '') or 'model'}."
         heads = [name for name in missing if not name.startswith(prefix)]

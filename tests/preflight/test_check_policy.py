@@ -310,3 +310,13 @@ def test_a_tokenizer_without_padding_token_is_a_note_with_what_stands_in_for_it(
     (note,) = [one for one in report.notes if "padding token" in one]
     assert "<|im_end|> stands in" in note
     assert not any("padding token" in one for one in check_policy(str(policy_dir), FAST).notes)
+
+
+def test_a_few_samples_that_are_all_the_same_token_are_no_sign_of_another_sampler(
+    policy_dir: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "a.csv"
+    data.write_text("prompt,answer\n" + "".join(f"what is {n}?,{n}\n" for n in range(40)))
+    for seed in (0, 2):
+        report = check_policy(str(policy_dir), PolicyOptions(samples=8, max_tokens=4, data=(str(data),), seed=seed))
+        assert report.faults == ()

@@ -17,7 +17,7 @@ from grpo_sentinel.preflight.data_sources import read_rows
 from grpo_sentinel.preflight.findings import Findings
 from grpo_sentinel.preflight.live.loading import DTYPES, Loaded, load_policy
 from grpo_sentinel.preflight.live.rollout import Batch, lay_out
-from grpo_sentinel.preflight.live.scoring import Scores, k3, masked_mean, score
+from grpo_sentinel.preflight.live.scoring import Scores, k3, masked_mean, own_error, score
 from grpo_sentinel.preflight.policy import PolicyOptions
 from grpo_sentinel.preflight.reward_target import Sample
 
@@ -82,9 +82,8 @@ def _whole(value: Any) -> TypeGuard[list[int]]:
 def _engine_entropy(found: Findings, batch: Batch, own: Scores, other: torch.Tensor, name: str) -> None:
     """What the engine sampled has, under the trainer's weights, an NLL near the trainer's entropy."""
     mask = batch.completion_BC.cpu()
-    gaps = (-own.logp64_BC - own.entropy64_BC)[mask]
     nll, entropy = masked_mean(-own.logp64_BC, mask), masked_mean(own.entropy64_BC, mask)
-    error = float(gaps.std()) / math.sqrt(max(1, gaps.numel() - 1)) if gaps.numel() > 1 else math.inf
+    error = own_error(own, mask)
     found.facts[f"samples of {name}"] = {"nll": nll, "entropy": entropy, "standard_error": error}
     if abs(nll - entropy) > 6 * error + 0.05:
         found.broken("samples-not-own", f"what {name} sampled has NLL {nll:.3f} under these weights, whose entropy is "

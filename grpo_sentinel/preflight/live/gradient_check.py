@@ -124,8 +124,11 @@ def _rewarded(batch: Batch, options: GradientOptions, found: Findings) -> torch.
             if bool((weights != 0).any()):
                 found.looked_at.append(f"{size} completions sampled by the policy, advantages from {options.reward}")
                 return weights
-        found.cannot_tell("no-advantage", f"{options.reward} gave no usable rewards: advantages of +1 and -1 instead",
-                          "see check reward")  # fmt: skip
+            why = "gave equal rewards inside every group"
+        else:
+            why = "gave no usable rewards"
+        found.cannot_tell("no-advantage", f"{options.reward} {why}: advantages of +1 and -1 instead",
+                          "see check reward, or try more samples")  # fmt: skip
     else:
         found.not_seen.append("gradients under real advantages (--reward): +1 and -1 in turn were used")
     found.looked_at.append(f"{size} completions sampled by the policy, advantages +1 and -1 in turn")

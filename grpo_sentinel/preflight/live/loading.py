@@ -11,7 +11,13 @@ import torch
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.preflight.look import Level
-from grpo_sentinel.preflight.model_kind import adapter_base, kind_of, refuse_random_head, require_causal
+from grpo_sentinel.preflight.model_kind import (
+    adapter_base,
+    kind_of,
+    refuse_random_head,
+    require_causal,
+    why_not_loaded,
+)
 from grpo_sentinel.preflight.on_stderr import on_stderr
 from grpo_sentinel.preflight.report import Fault
 from grpo_sentinel.preflight.reward_model import quiet_loading, tokenizer_of, with_adapter
@@ -76,7 +82,7 @@ def load_policy(
         if path.is_dir() or device:  # what a user's function built stays where it put it
             loaded.model.to(device or default_device())
     except (RuntimeError, AssertionError) as error:
-        raise SentinelError(f"cannot put {target} on {device or default_device()}: {_short(error)}") from error
+        raise SentinelError(f"cannot put {target} on {device or default_device()}: {why_not_loaded(error)}") from error
     loaded.model.eval()
     return loaded
 
@@ -104,7 +110,7 @@ def _from_directory(path: Path, attention: str, role: str) -> Loaded:
     except SentinelError:
         raise
     except Exception as error:
-        raise SentinelError(f"{path} cannot be loaded as a causal language model: {_short(error)}") from error
+        raise SentinelError(f"{path} cannot be loaded as a causal language model: {why_not_loaded(error)}") from error
     missing = sorted(info.get("missing_keys") or ())
     if role == "reference" or "ForCausalLM" not in kind_of(path).architecture:
         refuse_random_head(path, set(missing) & _heads(model), role, "a language-model head")
@@ -156,7 +162,7 @@ def call_builder(target: str) -> Any:
         with on_stderr():
             return function()
     except Exception as error:
-        raise SentinelError(f"{target} raised {_short(error)}") from error
+        raise SentinelError(f"{target} raised {why_not_loaded(error)}") from error
 
 
 def _pad(tokenizer: Any, name: str) -> tuple[str, ...]:
@@ -194,11 +200,6 @@ def _non_finite(name: str, model: Any) -> list[Fault]:
             remedy="use another checkpoint; grpo-sentinel resume-point finds the last good one",
         )
     ]  # fmt: skip
-
-
-def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 __all__ = ["DTYPES", "Loaded", "call_builder", "default_device", "load_policy"]

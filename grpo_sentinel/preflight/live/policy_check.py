@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.preflight.data_tokens import NO_TEMPLATE
 from grpo_sentinel.preflight.environment_host import read_json
 from grpo_sentinel.preflight.environment_tokenizers import TokenizerFacts, own_faults, pair_faults, read_facts
 from grpo_sentinel.preflight.findings import Findings
@@ -47,6 +48,9 @@ def check(target: str, options: PolicyOptions) -> CheckReport:
     notes.faults += policy.faults
     notes.notes += policy.notes
     prompts = _prompts(options, notes)
+    messages = bool(options.data) and any(one.prompt[0][0] for one in prompts)
+    if messages and not getattr(policy.tokenizer, "chat_template", None):
+        notes.notes.append(NO_TEMPLATE)
     if any(fault.code == "non-finite-weights" for fault in policy.faults):
         notes.not_seen.append("everything else: with such weights no number means anything")
     else:
@@ -182,7 +186,7 @@ def _rewards(
         notes.doubtful("keeps-graph", f"{target}: {graph}", KEEPS_GRAPH)
     bad = [one for one in values if one is None or not math.isfinite(one)]
     if bad:
-        raised = next(iter(trial.raised.values()), "")
+        raised = next(iter([*map(str, trial.misfits.values()), *trial.raised.values()]), "")
         notes.broken(
             "reward-not-finite", f"{len(bad)} of {len(values)} lack a finite reward ({target}) {raised}".strip(),
             "grpo-sentinel check reward says more; one NaN makes the advantages of its group NaN",

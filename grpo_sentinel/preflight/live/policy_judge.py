@@ -12,7 +12,7 @@ from grpo_sentinel.preflight.kl_coefficient import WANTED, advise
 from grpo_sentinel.preflight.live.loading import Loaded
 from grpo_sentinel.preflight.live.padding import PaddingGap
 from grpo_sentinel.preflight.live.rollout import Batch
-from grpo_sentinel.preflight.live.scoring import Scores, Terms, k3, masked_mean
+from grpo_sentinel.preflight.live.scoring import Scores, Terms, k3, masked_mean, own_error
 from grpo_sentinel.preflight.policy import PolicyOptions
 from grpo_sentinel.preflight.reward_head import MOST, HeadLoss
 
@@ -73,10 +73,9 @@ def numbers(found: Findings, policy: Loaded, batch: Batch, own: Scores) -> None:
 def own_samples(found: Findings, policy: Loaded, batch: Batch, own: Scores) -> None:
     """Mean NLL of the policy's own samples is its entropy, within chance, and below ln(vocabulary)."""
     mask = batch.completion_BC.cpu()
-    gaps = (-own.logp64_BC - own.entropy64_BC)[mask]
     nll, entropy = masked_mean(-own.logp64_BC, mask), masked_mean(own.entropy64_BC, mask)
     top = math.log(policy.vocabulary)
-    error = float(gaps.std()) / math.sqrt(max(1, gaps.numel() - 1)) if gaps.numel() > 1 else math.inf
+    error = own_error(own, mask)
     found.facts["own_samples"] = {"nll": nll, "entropy": entropy, "standard_error": error, "ln_vocabulary": top}
     found.looked_at.append("mean NLL of its own samples against its entropy and ln(vocabulary)")
     if entropy > _RANDOM * top or nll > _RANDOM * top:

@@ -28,6 +28,7 @@ class Scores:
     entropy_BC: torch.Tensor
     logp64_BC: torch.Tensor
     entropy64_BC: torch.Tensor
+    varentropy64_BC: torch.Tensor  # variance of -log p under the model's own distribution
     nonfinite_logits: int = 0
     infinite_logits: int = 0  # of them -inf: entries that were masked out
     largest_logit: float = 0.0
@@ -49,6 +50,15 @@ def token_terms(logits_BCV: torch.Tensor, ids_BC: torch.Tensor) -> tuple[torch.T
     return logp_BCV.gather(-1, ids_BC.unsqueeze(-1)).squeeze(-1), entropy_BC
 
 
+def _varentropy(logits_BCV: torch.Tensor) -> torch.Tensor:
+    """Variance of -log p at each place, sum_V p (log p + H)^2, in float64; tokens of probability 0 add nothing."""
+    logp_BCV = torch.log_softmax(logits_BCV.double(), dim=-1)
+    p_BCV = logp_BCV.exp()
+    surprise_BCV = (-logp_BCV).where(p_BCV > 0, 0)
+    mean_BC1 = (p_BCV * surprise_BCV).sum(-1, keepdim=True)
+    return (p_BCV * (surprise_BCV - mean_BC1).square()).sum(-1)
+
+
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def score(loaded: Loaded, batch: Batch) -> Scores:
     """Run the model over a batch, a few rows at a time."""
@@ -59,7 +69,7 @@ def score(loaded: Loaded, batch: Batch) -> Scores:
         logits = logits_of(loaded.model, ids_BT, mask_BT, batch.width)
         ids_BC, own = ids_BT[:, -batch.width :], mask_BT[:, -batch.width :]
         terms = token_terms(logits, ids_BC)
-        parts.append((*terms, *token_terms(logits.double(), ids_BC)))
+        parts.append((*terms, *token_terms(logits.double(), ids_BC), _varentropy(logits)))
         seen = logits[own]
         bad += int((~torch.isfinite(seen)).sum())
         masked += int((seen == -math.inf).sum())
@@ -68,10 +78,10 @@ def score(loaded: Loaded, batch: Batch) -> Scores:
         gone = torch.softmax(seen, dim=-1) == 0
         entries += int(gone.sum())
         lost += int(gone.gather(-1, ids_BC[own].unsqueeze(-1)).sum())
-    logp, entropy, logp64, entropy64 = (torch.cat(one).cpu() for one in zip(*parts, strict=True))
+    logp, entropy, logp64, entropy64, varentropy64 = (torch.cat(one).cpu() for one in zip(*parts, strict=True))
     return Scores(
-        logp_BC=logp, entropy_BC=entropy, logp64_BC=logp64, entropy64_BC=entropy64, nonfinite_logits=bad,
-        infinite_logits=masked, largest_logit=largest, lost_tokens=lost, lost_entries=entries,
+        logp_BC=logp, entropy_BC=entropy, logp64_BC=logp64, entropy64_BC=entropy64, varentropy64_BC=varentropy64,
+        nonfinite_logits=bad, infinite_logits=masked, largest_logit=largest, lost_tokens=lost, lost_entries=entries,
     )  # fmt: skip
 
 
@@ -85,6 +95,15 @@ def masked_mean(values_BC: torch.Tensor, mask_BC: torch.Tensor) -> float:
     """Mean over the tokens inside the mask; NaN when there is none."""
     inside = values_BC[mask_BC]
     return float(inside.double().mean()) if inside.numel() else math.nan
+
+
+def own_error(scores: Scores, mask_BC: torch.Tensor) -> float:
+    """Standard error of the mean NLL about the mean entropy of as many tokens sampled from the model itself.
+
+    By the model's own distribution and not by the spread of what was drawn: a few draws may all be the same token.
+    """
+    variances = scores.varentropy64_BC[mask_BC]
+    return math.sqrt(float(variances.sum())) / variances.numel() if variances.numel() else math.inf
 
 
 def advantages(rewards_B: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -154,6 +173,6 @@ def backward_nll(loaded: Loaded, batch: Batch) -> float:
 
 
 __all__ = [
-    "EPSILON", "Scores", "Terms", "advantages", "backward", "backward_nll", "k3", "logits_of", "masked_mean", "score",
-    "token_terms",
+    "EPSILON", "Scores", "Terms", "advantages", "backward", "backward_nll", "k3", "logits_of", "masked_mean",
+    "own_error", "score", "token_terms",
 ]  # fmt: skip
