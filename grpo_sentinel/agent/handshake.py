@@ -131,8 +131,8 @@ def agree(
 ) -> str:
     """Bring all ranks to one decision about `stage`: "" means go, else why not. Waits at most `timeout_s`."""
     decision = f"{stage}/decision"
-    if problem:
-        return _reason(_decide(store, decision, f"off: {problem}"))
+    if problem:  # a store that outlives the processes may still say "go" to those before a restart
+        return _reason(_decide(store, decision, f"off: {problem}")) or problem
     store.set(f"{stage}/rank/{rank}", "here")
     arrived = f"{stage}/arrived/v{VERSION}"
     count = store.add(arrived, 1)
