@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -142,14 +143,15 @@ class Settings:
     told: frozenset[str] = frozenset()  # of `values`: those that are no defaults
 
     def number(self, name: str) -> float | None:
-        """Give a setting as a number; None when it is missing, "auto", or no number."""
+        """Give a setting as a finite number; None when it is missing, "auto", or no such number."""
         value = self.values.get(name)
         if isinstance(value, bool):
             return float(value)
         try:
-            return float(value) if value is not None else None
-        except (TypeError, ValueError):
+            number = float(value) if value is not None else None
+        except (TypeError, ValueError, OverflowError):  # the last: an integer of more than 300 digits
             return None
+        return number if number is not None and math.isfinite(number) else None
 
     def key(self, name: str) -> str:
         """What the trainer calls it."""
@@ -222,7 +224,7 @@ def _ranks(trainer: str, flat: Mapping[str, Any]) -> dict[str, int]:
         gpus = ranks = int(flat[by_node]) * int(flat[nodes])
         for name in shared:
             ranks //= max(1, int(flat.get(name) or 1))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return {}
     return {"world_size": ranks, "gpus": gpus}
 

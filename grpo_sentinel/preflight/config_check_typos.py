@@ -8,7 +8,6 @@ the others only what this check reads is known, so the likeness must be greater.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping
 
 from grpo_sentinel.preflight.config_check_names import Settings, names_of
@@ -104,7 +103,7 @@ def _no_numbers(settings: Settings) -> list[Fault]:
         if name in _NO_NUMBERS or (isinstance(value, str) and (value == "auto" or "$" in value)):
             continue
         number = None if isinstance(value, bool) else settings.number(name)
-        if number is None or not math.isfinite(number):
+        if number is None:
             key = settings.key(name)
             found.append(_fault("no-number", key, f"{key}: {_short(value)} is no number", "give a finite number"))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -84,12 +85,18 @@ def read_options(path: Path, given: AllOptions) -> AllOptions:
             value = tuple(str(one) for one in (value if isinstance(value, list) else [value]))
         elif kind == "str":
             value = str(value)
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise SentinelError(f"{path}: {key}: expected a number, got {value!r}")
         out[name] = value
     default = AllOptions()
     told = {name: getattr(given, name) for name in known if getattr(given, name) != getattr(default, name)}
-    return replace(default, **{**out, **told})
+    options = replace(default, **{**out, **told})
+    low, high = options.reward_low, options.reward_high
+    if low is not None and high is not None and not low < high:
+        raise SentinelError(f"{path}: reward_low {low:g} is not below reward_high {high:g}")
+    if options.timeout <= 0:
+        raise SentinelError(f"{path}: timeout: expected seconds above 0, got {options.timeout:g}")
+    return options
 
 
 def check_everything(options: AllOptions, begun: Callable[[str], None] | None = None) -> AllReport:

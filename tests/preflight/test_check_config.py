@@ -329,6 +329,20 @@ def test_a_script_that_puts_a_dict_into_itself_or_doubles_without_end_takes_no_t
     assert time.process_time() - began < 5
 
 
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "1" + "0" * 400])
+def test_a_number_that_is_not_finite_is_told_wherever_it_stands(value: str, tmp_path: Path) -> None:
+    for key in ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate"):
+        text = yaml.safe_dump({**TRL, key: "VALUE"}).replace("VALUE", value)
+        (tmp_path / "a.yaml").write_text(text)
+        for ranks in (None, 2):
+            report = check_config(tmp_path / "a.yaml", world_size=ranks)
+            assert ("no-number", key) in {(fault.code, fault.where) for fault in report.faults}
+    (tmp_path / "b.yaml").write_text(
+        yaml.safe_dump(BASES["verl"]).replace("n_gpus_per_node: 8", f"n_gpus_per_node: {value}")
+    )
+    check_config(tmp_path / "b.yaml")
+
+
 @pytest.mark.parametrize(("length", "wrong"), [(0, Level.BROKEN), (2, Level.DOUBTFUL), (8, None), (512, None)])
 def test_a_completion_of_a_few_tokens_is_doubtful(length: int, wrong: Level | None, tmp_path: Path) -> None:
     report = report_of(tmp_path, {**TRL, "max_completion_length": length})

@@ -54,6 +54,14 @@ def test_limits_of_a_reward_that_make_no_sense_are_refused(options: tuple[str, .
     assert options[0] in told
 
 
+@pytest.mark.parametrize("line", [
+    "timeout: .nan", "timeout: 0", "timeout: -5", "reward_low: .inf", "reward_low: 1\nreward_high: 0",
+])  # fmt: skip
+def test_the_file_of_check_all_is_held_to_the_same(line: str, rows: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "all.yaml").write_text(f"data: {rows}\n{line}\n")
+    assert line.partition(":")[0] in refused(capsys, "all", "--config", str(tmp_path / "all.yaml"))
+
+
 @pytest.mark.parametrize("option", ["--prompt", "--answer", "--response"])
 def test_a_field_that_no_row_has_is_refused_with_the_fields_there_are(option: str, rows: str, capsys: Any) -> None:
     told = refused(capsys, "reward", f"{Path(rows).parent / 'r.py'}:good", "--data", rows, option, "colour")
