@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from grpo_sentinel.preflight.reward import RewardOptions, check_reward
 
 _GRACE_SECONDS = 2.0  # beyond its own deadline before a call is taken for one that never comes back
 _LEAST_SECONDS = 5.0
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
     "from grpo_sentinel.preflight.apart_child import main; main()"
@@ -116,7 +118,7 @@ class _Child:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, content, json.dumps([str(Path(one).absolute()) if one else one
                                                                     for one in sys.path])],
-                pass_fds=(writer,), stdout=_stderr(),
+                pass_fds=(writer, *_descriptors(request)), stdout=_stderr(),
             )  # fmt: skip
         finally:
             os.close(writer)
@@ -167,6 +169,12 @@ class _Child:
                                 "memory, dmesg says so")  # fmt: skip
         return _Ended(how=how, place=self._doing["place"], count=self._doing["count"], hung=hung,
                       known=self._known.get("report", {}), left=tuple(self._known.get("left", ())))  # fmt: skip
+
+
+def _descriptors(request: Mapping[str, Any]) -> list[int]:
+    """Those that a shell put in the place of files: `--data <(zcat a.gz)` is /dev/fd/63."""
+    named = [*request.get("data", ()), *request["options"].get("data", ())]
+    return [int(found[1]) for one in named if (found := _DESCRIPTOR.fullmatch(str(one)))]
 
 
 def _how(code: int) -> str:

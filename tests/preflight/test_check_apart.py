@@ -108,6 +108,16 @@ def test_the_answers_are_those_of_the_check_in_this_process(world: tuple[str, st
     assert body["facts"].keys() == here.facts.keys()
 
 
+def test_standard_input_and_what_a_shell_puts_in_place_of_a_file_are_read(world: tuple[str, str]) -> None:
+    command = f"{sys.executable} -m grpo_sentinel check reward {world[0]}:good"
+    for data in (f"--data - < {world[1]}", f"--data <(cat {world[1]})"):
+        done = subprocess.run(
+            ["bash", "-c", f"{command} {data}"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "20 samples" in done.stdout
+
+
 def test_a_module_that_ends_the_process_when_it_is_imported_is_one_sentence(
     world: tuple[str, str], tmp_path: Path, capsys: Any
 ) -> None:
