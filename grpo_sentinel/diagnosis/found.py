@@ -123,8 +123,8 @@ def rewards_suffer(view: LogView) -> bool:
 
 def all_are_cut(view: LogView, index: int) -> bool:
     """Tell whether every completion from a row on ends at the limit: by its share, or by one length to the digit."""
-    cut = [value for at, _, value in view.series(*CUT) if at >= index]
+    cut = [value for at, _, value in view.series(*CUT) if at >= index and math.isfinite(value)]
     if cut:
-        return min(cut) >= 0.99
+        return median(cut) >= 0.99
     lengths = [value for at, _, value in view.series(*LENGTH) if at >= index]
     return len(lengths) >= 5 and min(lengths) == max(lengths) >= 16

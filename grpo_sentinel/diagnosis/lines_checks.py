@@ -11,6 +11,9 @@ from grpo_sentinel.diagnosis.view import LogView
 from grpo_sentinel.history.logs.markers import Hit
 
 CONFIDENCE = {"cause": 0.85, "symptom": 0.5, "witness": 0.2}
+CONFIDENCE_OF = {"duplicate_gpu": 0.6, "gpu_not_ready": 0.6, "connection_reset": 0.55}
+"""Lines that name what happened and leave open whose doing it was: a launch or a placement, an end that is not seen."""
+
 OF_SYMPTOMS = {"memory": 0.75, "communication": 0.6, "gradient": 0.6, "reward": 0.6}
 """A device that ran out of memory is only the victim of what took it, but that memory ran out is sure; ranks that
 waited and gradients that were no numbers were the layer in question wherever nothing else was found."""
@@ -37,10 +40,10 @@ def candidates_of_lines(view: LogView) -> list[Candidate]:
     out = []
     told = beside_the_point(view)
     for name, hits in view.hits.items():
-        first = next((hit for hit in hits if (hit.line.source, hit.line.number) not in told), None)
-        if first is None or first.marker.role == "teardown":
+        own = [hit for hit in hits if (hit.line.source, hit.line.number) not in told]
+        if not own or own[0].marker.role == "teardown":
             continue
-        out.append(_candidate(view, name, first))
+        out.append(_candidate(view, name, own[0], view.hit_counts[name] - len(hits) + len(own)))
     disagreement = ranks_disagree(view)
     if disagreement is not None:
         out.append(disagreement)
@@ -113,26 +116,33 @@ def _world(hits: list[Hit], view: LogView) -> int:
     return view.max_rank + 1
 
 
-def _candidate(view: LogView, name: str, hit: Hit) -> Candidate:
+def _candidate(view: LogView, name: str, hit: Hit, count: int) -> Candidate:
     marker = hit.marker
     says = marker.says
     details = ", ".join(f"{key} {value.strip()}" for key, value in hit.groups.items())
     if details:
         says = f"{says} ({details})"
-    count = view.hit_counts[name]
     if count > 1:
         says = f"{says}, {count} times"
     return Candidate(
         name=name,
         layer=marker.layer,
         role=marker.role,
-        confidence=OF_SYMPTOMS.get(marker.layer, 0.5) if marker.role == "symptom" else CONFIDENCE[marker.role],
+        confidence=_confidence(hit),
         says=says,
         rank=_rank(hit),
         at=hit.line.number / max(view.lines, 1),
         evidence=(evidence(hit),),
         would_decide=WOULD_DECIDE.get(name, ()),
     )
+
+
+def _confidence(hit: Hit) -> float:
+    marker = hit.marker
+    usual = OF_SYMPTOMS.get(marker.layer, 0.5) if marker.role == "symptom" else CONFIDENCE[marker.role]
+    if marker.name == "connection_reset" and "nccl" in hit.line.text.lower():
+        return usual  # NCCL tells of its own link between two nodes, not of a process that went away
+    return CONFIDENCE_OF.get(marker.name, usual)
 
 
 def evidence(hit: Hit) -> Evidence:

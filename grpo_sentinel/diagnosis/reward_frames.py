@@ -59,6 +59,15 @@ def reward_function(traceback: Traceback) -> str | None:
     return None
 
 
+def scoring_model(traceback: Traceback) -> str | None:
+    """Name the function of the model that gives the reward, where the trainer's scoring called one."""
+    frames = traceback.frames
+    for number, frame in enumerate(frames):
+        if _CALLER.search(frame.function) and _of_model(frames[number + 1 :]):
+            return f"{frames[-1].function} of a model"
+    return None
+
+
 def _of_model(frames: tuple[Frame, ...]) -> bool:
     return any(_REWARD_MODEL.search(frame.path) for frame in frames)
 

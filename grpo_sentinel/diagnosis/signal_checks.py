@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 
+from grpo_sentinel.diagnosis.cut_checks import cut_or_noise
 from grpo_sentinel.diagnosis.found import (
     CUT,
     GRAD,
@@ -50,16 +51,22 @@ def no_signal(view: LogView) -> Candidate | None:
     index, row, _ = dead[0]
     confidence = 0.8 if len(dead) >= 3 else 0.6
     if row.signals().get("data.truncated_ratio", 0.0) >= 0.99 or all_are_cut(view, index):
-        return found(
-            view, "all_truncated", "data", confidence, index, row,
-            "every completion is cut at the limit, so all score the same and the gradient is zero",
-        )  # fmt: skip
+        return cut_or_noise(
+            view, index, row, "every completion is cut at the limit, so all score the same and the gradient is zero"
+        )
+    if _empty(view, index):
+        return None  # completions without a word score the same whatever scores them
     reward = row.signals().get("reward.mean")
     return found(
         view, "constant_reward", "reward", confidence, index, row,
         f"all completions of every group score the same ({reward}): no advantage, no gradient"
         f" ({len(dead)} of {total} rows)",
     )  # fmt: skip
+
+
+def _empty(view: LogView, index: int) -> bool:
+    lengths = [p[2] for p in view.series(*LENGTH) if p[0] >= index and math.isfinite(p[2])]
+    return len(lengths) >= 2 and median(lengths) <= 1.5
 
 
 def _climbed(view: LogView, tail: Sequence[Point]) -> bool:
@@ -129,10 +136,11 @@ def reward_never_moves(view: LogView) -> Candidate | None:
     if value not in (0.0, 1.0) and not varied and not _no_spread(view, index, whole=not before):
         return None
     if all_are_cut(view, index):
-        return found(
-            view, "all_truncated", "data", 0.75, index, row,
-            "every completion is cut at the limit, so all score the same and there is no advantage",
-        )  # fmt: skip
+        return cut_or_noise(
+            view, index, row, "every completion is cut at the limit, so all score the same and there is no advantage"
+        )
+    if _empty(view, index):
+        return None
     return found(
         view, "constant_reward", "reward", 0.7, index, row,
         f"the mean reward is exactly {value:g} in the last {len(tail)} rows: all completions score the same",
@@ -157,8 +165,8 @@ def mostly_cut(view: LogView) -> Candidate | None:
         lengths = [p for p in view.series(*LENGTH) if math.isfinite(p[2])]
         if len(lengths) >= 2 * _FEW and len({p[2] for p in lengths}) == 1 and lengths[0][2] >= 64:
             index, row, value = lengths[0]
-            return found(
-                view, "all_truncated", "data", 0.65, index, row,
+            return cut_or_noise(
+                view, index, row,
                 f"completions are {value:g} tokens long in every one of {len(lengths)} rows: all are cut at the limit",
             )  # fmt: skip
     for names, what in ((CUT, "completions"), (("data.prompt_clip_ratio",), "prompts")):
@@ -166,8 +174,8 @@ def mostly_cut(view: LogView) -> Candidate | None:
         over = [p for p in points if p[2] >= 0.95]
         if len(points) >= _FEW and len(over) >= 0.9 * len(points) and points[0] in over:
             index, row, value = points[0]
-            return found(
-                view, "all_truncated", "data", 0.65, index, row,
+            return cut_or_noise(
+                view, index, row,
                 f"{value:.0%} of the {what} are cut at the limit, and hardly fewer in any of {len(points)} rows",
             )  # fmt: skip
     return None

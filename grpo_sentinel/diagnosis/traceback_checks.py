@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from grpo_sentinel.diagnosis.frames import OF_DATA, layer_of, of_a_compiler, of_a_tracker
-from grpo_sentinel.diagnosis.reward_frames import reward_function
+from grpo_sentinel.diagnosis.reward_frames import reward_function, scoring_model
 from grpo_sentinel.diagnosis.thinning import rank_of
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView
@@ -20,11 +20,15 @@ PASSED_ON = re.compile(
 """Exceptions that only pass on that something else ended: no cause in themselves."""
 
 GENERIC = ("python_error", "not_implemented", "deprecated_arg", "missing_attribute", "missing_argument",
-           "reward_missing", "reward_error", "scoring_failed", "index_range", "column_missing")  # fmt: skip
+           "reward_missing", "reward_error", "reward_argument", "scoring_failed", "index_range", "column_missing")  # fmt: skip
 """Markers whose meaning depends on the frames above them."""
 
-SHAPES = ("mask_shape", "shape_mismatch", "ragged_batch", "ragged_tensor", "ragged_sequence", "broken_file", "bad_text")
-"""Sizes that do not fit are the batch's, unless the frames belong to a reward function or to the optimizer."""
+SHAPES = ("mask_shape", "shape_mismatch", "ragged_batch", "ragged_tensor", "ragged_sequence", "broken_file", "bad_text",
+          "wrong_device", "no_padding_token")  # fmt: skip
+"""Tensors and tokenizers that do not fit are the batch's, unless the frames belong to what scores or to the optimizer."""
+
+SERVERS = ("read_timeout", "refused", "disconnected", "connection_reset", "server_unreachable", "no_route")
+"""A server that does not answer is one of the trainer's, unless the frames belong to a reward function."""
 
 
 CONFIDENCE = {"tooling": 0.7, "data": 0.65, "memory": 0.65, "gradient": 0.6, "optimizer": 0.6, "communication": 0.5}
@@ -37,10 +41,10 @@ def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
     out = []
     told = beside_the_point(view)
     for traceback, marker in view.tracebacks:
-        if marker is not None and marker not in (*GENERIC, *SHAPES):
+        if marker is not None and marker not in (*GENERIC, *SHAPES, *SERVERS):
             continue
-        found = _candidate(view, traceback)
-        if found is None or (marker in SHAPES and found.layer not in ("reward", "optimizer")):
+        found = _candidate(view, traceback, marker)
+        if found is None or (marker in (*SHAPES, *SERVERS) and found.layer not in speaks_for(marker)):
             continue
         if traceback.ignored or (
             found.layer != "reward" and (_place_of(traceback.last) in told or _follows(view, traceback, found))
@@ -48,6 +52,11 @@ def candidates_of_tracebacks(view: LogView) -> list[Candidate]:
             continue
         out.append(found)
     return out or _bare(view)
+
+
+def speaks_for(marker: str | None) -> tuple[str, ...]:
+    """Layers whose frames say more than the marker of a traceback's last line."""
+    return ("reward", "optimizer") if marker in SHAPES else ("reward",)
 
 
 def beside_the_point(view: LogView) -> set[tuple[str, int | None]]:
@@ -97,6 +106,17 @@ _PROGRAM = re.compile(
 _OF_DATA_SETS = re.compile(r"Data(?:set|Files)\w*Error$|Arrow\w+$")
 
 
+_LACKS = re.compile(r"([\w.<>]+)\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.{1,100})")
+_SCORES = re.compile(r"^\s+(?:\w*(?:reward|score)\w*\s*[-+*/]?=[^=]|return\b.*(?:reward|score))")
+
+
+def _own_arithmetic(view: LogView, line: Line, kind: str) -> bool:
+    """Tell whether the source line right above an exception computes a score."""
+    if kind not in ("ZeroDivisionError", "OverflowError", "FloatingPointError"):
+        return False
+    return any(_SCORES.search(one.text) for one in view.before(line)[-2:])
+
+
 def _bare(view: LogView) -> list[Candidate]:
     """An exception without its frames: its type tells where it is a special one; else it is the program's own."""
     if view.survived("python_error"):
@@ -106,6 +126,14 @@ def _bare(view: LogView) -> list[Candidate]:
         name, message = passed[1] if passed else hit.groups["type"], hit.groups["message"]
         if PASSED_ON.search(name):
             continue
+        if _own_arithmetic(view, hit.line, name):
+            return [
+                Candidate(
+                    name="reward_function_raised", layer="reward", confidence=0.65, at=hit.line.number / max(view.lines, 1),
+                    rank=rank_of(hit.line.text, hit.line.source), says=f"what computes the score raised {name}: {message}",
+                    evidence=(Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300]),),
+                )
+            ]  # fmt: skip
         layer = layer_of(Traceback(first=0, last=hit.line, frames=(), type=name, message=message))
         if layer is None or (layer == "tooling" and not _PROGRAM.search(name)):
             continue
@@ -123,17 +151,25 @@ def _bare(view: LogView) -> list[Candidate]:
     return []
 
 
-def _candidate(view: LogView, traceback: Traceback) -> Candidate | None:
-    if PASSED_ON.search(traceback.type) and not (of_a_tracker(traceback) or of_a_compiler(traceback)):
+def _candidate(view: LogView, traceback: Traceback, marker: str | None) -> Candidate | None:
+    function = reward_function(traceback) or (scoring_model(traceback) if marker == "no_padding_token" else None)
+    if PASSED_ON.search(traceback.type) and not (
+        of_a_tracker(traceback) or of_a_compiler(traceback) or (function and traceback.type == "SystemExit")
+    ):
         return None
     if traceback.message.startswith("Caught "):
         return None  # in a worker of a loader or a replica: the exception itself stands below
-    function = reward_function(traceback)
     what = f"{traceback.type}: {traceback.message[:120]}" if traceback.message else traceback.type
     rank = rank_of(traceback.last.text, traceback.last.source)
     at = traceback.last.number / max(view.lines, 1)
     seen = (Evidence(source=traceback.last.source, line=traceback.last.number, text=traceback.last.text.strip()[:300]),)
     if function is not None:
+        lacks = _LACKS.match(traceback.message)
+        if lacks is not None:
+            return Candidate(
+                name="reward_argument", layer="reward", confidence=0.75, rank=rank, at=at, evidence=seen,
+                says=f"the reward function {lacks[1].rpartition('.')[2]} asks for {lacks[2]}, which the trainer does not pass",
+            )  # fmt: skip
         return Candidate(
             name="reward_function_raised", layer="reward", confidence=0.75, rank=rank, at=at, evidence=seen,
             says=f"the reward function {function} raised {what}",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 
-from grpo_sentinel.diagnosis.found import GRAD, LOSS, STD, ends, finite_points, first_beyond, found
+from grpo_sentinel.diagnosis.found import GRAD, LOSS, REWARD, STD, ends, finite_points, first_beyond, found
 from grpo_sentinel.diagnosis.lines_checks import evidence
 from grpo_sentinel.diagnosis.normal import one_nan_loss
 from grpo_sentinel.diagnosis.verdict import Candidate
@@ -142,7 +142,8 @@ def gradient_died(view: LogView) -> Candidate | None:
     index, row, _ = points[alive[-1] + 1]
     stds = [v for i, _, v in view.series(*STD) if i >= index]
     rates = [v for i, _, v in view.series("optimizer.learning_rate") if i >= index]
-    if not stds or median(stds) <= 0 or (rates and max(rates) == 0):
+    rewards = [v for i, _, v in view.series(*REWARD) if i >= index]
+    if not stds or median(stds) <= 0 or (rates and max(rates) == 0) or not all(map(math.isfinite, (*stds, *rewards))):
         return None
     return found(
         view, "gradient_died", "gradient", 0.75, index, row,

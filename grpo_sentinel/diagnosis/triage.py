@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from grpo_sentinel.diagnosis.absence_checks import ABSENCE_CHECKS
+from grpo_sentinel.diagnosis.clock_checks import CLOCK_CHECKS
 from grpo_sentinel.diagnosis.collapse_checks import COLLAPSE_CHECKS
+from grpo_sentinel.diagnosis.cut_checks import CUT_CHECKS
 from grpo_sentinel.diagnosis.endings import stood_still
 from grpo_sentinel.diagnosis.found import rewards_suffer
 from grpo_sentinel.diagnosis.lines_checks import candidates_of_lines
@@ -21,7 +23,7 @@ from grpo_sentinel.diagnosis.series_checks import CHECKS
 from grpo_sentinel.diagnosis.signal_checks import SIGNAL_CHECKS
 from grpo_sentinel.diagnosis.silence import nothing
 from grpo_sentinel.diagnosis.term_checks import TERM_CHECKS
-from grpo_sentinel.diagnosis.traceback_checks import GENERIC, SHAPES, candidates_of_tracebacks
+from grpo_sentinel.diagnosis.traceback_checks import GENERIC, SERVERS, SHAPES, candidates_of_tracebacks, speaks_for
 from grpo_sentinel.diagnosis.trend_checks import TREND_CHECKS
 from grpo_sentinel.diagnosis.update_checks import UPDATE_CHECKS
 from grpo_sentinel.diagnosis.verdict import Candidate, Diagnosis, Evidence
@@ -38,6 +40,8 @@ SERIES_CHECKS = (
     *TERM_CHECKS,
     *TREND_CHECKS,
     *ABSENCE_CHECKS,
+    *CUT_CHECKS,
+    *CLOCK_CHECKS,
 )
 _ROLE = {"cause": 0, "symptom": 1, "witness": 2}
 _GUESS = 0.6  # below this a verdict is one
@@ -79,10 +83,7 @@ def judge(view: LogView) -> Diagnosis:
     )
 
 
-_OF_SERVERS = ("read_timeout", "refused", "disconnected", "connection_reset", "server_unreachable", "no_route")
-
-
-_OF_SCORERS = (*_OF_SERVERS, "reward_server", "reward_error", "scoring_failed", "verify_timeout", "reward_none")
+_OF_SCORERS = (*SERVERS, "reward_server", "reward_error", "scoring_failed", "verify_timeout", "reward_none")
 
 
 def _scorer_gone(dropped: Candidate, view: LogView) -> Candidate:
@@ -121,9 +122,9 @@ def _remedies(verdict: Candidate) -> tuple[str, ...]:
 
 def _explained(candidate: Candidate, view: LogView) -> bool:
     """Tell whether a line stands inside a traceback that says more: whose work it was, or whose server."""
-    if candidate.name == "python_error" or candidate.name not in (*GENERIC, *SHAPES, *_OF_SERVERS):
+    if candidate.name == "python_error" or candidate.name not in (*GENERIC, *SHAPES, *SERVERS):
         return False
-    layers = ("reward", "optimizer") if candidate.name in SHAPES else ("reward",)
+    layers = speaks_for(candidate.name)
     at = candidate.evidence[0]
     spans = {(t.last.source, t.last.number): t.first for t, _ in view.tracebacks}
     return any(

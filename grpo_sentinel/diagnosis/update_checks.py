@@ -77,7 +77,7 @@ def learning_rate(view: LogView) -> Candidate | None:
     if len(values) >= 5 and max(values) == 0 and not _rounded(view, points[0][1].format):
         index, row, _ = points[0]
         return found(
-            view, "zero_learning_rate", "optimizer", 0.7, index, row, "the learning rate is 0 in every row",
+            view, "never_a_learning_rate", "optimizer", 0.7, index, row, "the learning rate is 0 in every row",
         )  # fmt: skip
     return None
 

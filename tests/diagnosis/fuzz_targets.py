@@ -112,7 +112,15 @@ def replay_source(data: bytes) -> None:
             pass
 
 
-_PARTS = ("manifest.json", "findings.json", "config.json", "run.json", "events.jsonl", "steps/rank-0.jsonl.gz", "device.jsonl.gz")
+_PARTS = (
+    "manifest.json",
+    "findings.json",
+    "config.json",
+    "run.json",
+    "events.jsonl",
+    "steps/rank-0.jsonl.gz",
+    "device.jsonl.gz",
+)
 
 
 def bundle(data: bytes) -> None:
@@ -144,7 +152,9 @@ def bundle_files() -> dict[str, bytes]:
     from grpo_sentinel.incidents.places import SCHEMA, SCHEMA_VERSION
 
     return {
-        "manifest.json": json.dumps({"schema": SCHEMA, "version": SCHEMA_VERSION, "incident": ABOUT, "files": []}).encode(),
+        "manifest.json": json.dumps(
+            {"schema": SCHEMA, "version": SCHEMA_VERSION, "incident": ABOUT, "files": []}
+        ).encode(),
         "findings.json": b'{"findings": [], "transitions": []}',
         "config.json": b'{"trainer": {}, "sentinel": {}}',
         "run.json": b"{}",
@@ -200,7 +210,9 @@ def main() -> None:
     for module in [one for one in sys.modules if one.startswith(("grpo_sentinel", "fuzz_files"))]:
         del sys.modules[module]
     sys.path.insert(0, str(Path(__file__).parent))
-    with atheris.instrument_imports(include=["grpo_sentinel", "fuzz_targets", "fuzz_files"]):  # once more, with counters in them
+    with atheris.instrument_imports(
+        include=["grpo_sentinel", "fuzz_targets", "fuzz_files"]
+    ):  # once more, with counters in them
         target = importlib.import_module("fuzz_targets").TARGETS[name]
     atheris.Setup([*sys.argv, f"-dict={words.name}", "-max_len=4096", "-timeout=20", "-rss_limit_mb=1500"], target)
     atheris.Fuzz()

@@ -178,12 +178,16 @@ def killed_only() -> list[str]:
 
 
 def kernel_oom() -> list[str]:
-    return [*killed_only(), "[81234.1] Memory cgroup out of memory: Killed process 31 (python) total-vm:91234kB, anon-rss:81234kB"]
+    return [
+        *killed_only(),
+        "[81234.1] Memory cgroup out of memory: Killed process 31 (python) total-vm:91234kB, anon-rss:81234kB",
+    ]
 
 
 def illegal_access_only() -> list[str]:
     return [verl(step) for step in range(1, 5)] + [
-        ANSI.format("(WorkerDict pid=9, ip=10.0.0.3)") + " RuntimeError: CUDA error: an illegal memory access was encountered",
+        ANSI.format("(WorkerDict pid=9, ip=10.0.0.3)")
+        + " RuntimeError: CUDA error: an illegal memory access was encountered",
         "CUDA kernel errors might be asynchronously reported at some other API call",
     ]
 
@@ -193,7 +197,11 @@ def ray_glue() -> list[str]:
     out = []
     for step in range(1, 15):
         text = verl(step, **{"critic/score/mean": f"np.float64({0.5 + step / 100})"})
-        out.append(ANSI.format("(TaskRunner pid=1)") + text.replace("(TaskRunner pid=4711)", "") + " [repeated 5x across cluster]")
+        out.append(
+            ANSI.format("(TaskRunner pid=1)")
+            + text.replace("(TaskRunner pid=4711)", "")
+            + " [repeated 5x across cluster]"
+        )
         if step == 7:
             out.append(f"(TaskRunner pid=1) step:{step} - val/test_score/gsm8k:0.61")
             out.append("(raylet) Worker exit type: SYSTEM_ERROR is only mentioned in the documentation")
@@ -202,7 +210,13 @@ def ray_glue() -> list[str]:
 
 
 def late_nan(start: int = 23) -> list[str]:
-    bad = {"actor/grad_norm": "nan", "actor/pg_loss": "nan", "actor/kl_loss": "nan", "actor/entropy": "nan", "critic/score/mean": "0.0"}
+    bad = {
+        "actor/grad_norm": "nan",
+        "actor/pg_loss": "nan",
+        "actor/kl_loss": "nan",
+        "actor/entropy": "nan",
+        "critic/score/mean": "0.0",
+    }
     out = []
     for step in range(1, 31):
         out.append(verl(step, **(bad if step >= start else {})))
@@ -212,20 +226,22 @@ def late_nan(start: int = 23) -> list[str]:
 
 
 def weights_not_loaded() -> list[str]:
-    return [
-        f"step {step}/100  loss={11.9311 + step * 1e-4:.4f}  grad_norm=0.0  lr=1.00e-06" for step in range(1, 8)
-    ]
+    return [f"step {step}/100  loss={11.9311 + step * 1e-4:.4f}  grad_norm=0.0  lr=1.00e-06" for step in range(1, 8)]
 
 
 def sync_broken() -> list[str]:
-    return [line for step in range(1, 9) for line in nemo(step, **({"Generation KL Error": "0.7912"} if step > 1 else {}))]
+    return [
+        line for step in range(1, 9) for line in nemo(step, **({"Generation KL Error": "0.7912"} if step > 1 else {}))
+    ]
 
 
 def length_explodes() -> list[str]:
     out = []
     for step in range(1, 41):
         cut = min(0.98, 0.03 + max(0, step - 12) * 0.05)
-        out.append(verl(step, **{"response_length/clip_ratio": f"{cut:.3f}", "critic/score/mean": f"{0.55 * (1 - cut):.3f}"}))
+        out.append(
+            verl(step, **{"response_length/clip_ratio": f"{cut:.3f}", "critic/score/mean": f"{0.55 * (1 - cut):.3f}"})
+        )
     return out
 
 
@@ -252,7 +268,9 @@ def collapsed() -> list[str]:
     out = []
     for step in range(1, 61):
         left = max(0.0, min(1.0, (40 - step) / 20))  # from step 20 to step 40
-        out.append(slime(step, **{"train/entropy_loss": round(0.02 + 0.6 * left, 4), "reward": round(0.01 + 0.6 * left, 4)}))
+        out.append(
+            slime(step, **{"train/entropy_loss": round(0.02 + 0.6 * left, 4), "reward": round(0.01 + 0.6 * left, 4)})
+        )
     return out
 
 

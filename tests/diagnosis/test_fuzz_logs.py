@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.halting import inert_pickle
 
-PIECES = st.lists(st.one_of(st.sampled_from(fuzz_targets.DICTIONARY), st.binary(max_size=30)), max_size=25).map(b"".join)
+PIECES = st.lists(st.one_of(st.sampled_from(fuzz_targets.DICTIONARY), st.binary(max_size=30)), max_size=25).map(
+    b"".join
+)
 
 
 @pytest.mark.parametrize("name", fuzz_targets.TARGETS)
@@ -52,12 +54,21 @@ def test_a_bundle_whose_manifest_lists_no_files_or_files_elsewhere_is_refused(fi
 @pytest.mark.parametrize("name", fuzz_targets.TARGETS)
 def test_atheris_finds_nothing_in_a_quarter_of_a_minute(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("atheris") is None:
-        pytest.skip("atheris is not installed: the extra `dev` brings it to Linux on x86_64 with Python 3.11 to 3.13, where it has wheels")
+        pytest.skip(
+            "atheris is not installed: the extra `dev` brings it to Linux on x86_64 with Python 3.11 to 3.13, where it has wheels"
+        )
     seeds = tmp_path / "seeds"
     seeds.mkdir()
     for number, log in enumerate(sorted((Path(__file__).parent / "data" / "trl-logs").glob("*.log"))[:8]):
         (seeds / str(number)).write_bytes(log.read_bytes()[-4000:])
-    command = [sys.executable, fuzz_targets.__file__, name, str(seeds), "-max_total_time=15", f"-artifact_prefix={tmp_path}/"]
+    command = [
+        sys.executable,
+        fuzz_targets.__file__,
+        name,
+        str(seeds),
+        "-max_total_time=15",
+        f"-artifact_prefix={tmp_path}/",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -67,13 +78,17 @@ def test_a_log_of_many_megabytes_is_read_in_bounded_memory(tmp_path: Path) -> No
     row = "step:{0} - actor/pg_loss:0.01 - actor/grad_norm:0.3 - critic/score/mean:0.4 - x/{0}:1.0\n"
     with path.open("w") as file:
         for step in range(20_000):
-            file.write(row.format(step) + "".join(f"[rank{step % 8}]: TypeError: number {step} of {k}\n" for k in range(3)))
+            file.write(
+                row.format(step) + "".join(f"[rank{step % 8}]: TypeError: number {step} of {k}\n" for k in range(3))
+            )
     script = (
         "import resource, sys; from grpo_sentinel.diagnosis.triage import judge; from grpo_sentinel.diagnosis.view import view_of\n"
         "from grpo_sentinel.history.logs.lines import read_lines; base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "judge(view_of(read_lines(sys.argv[1]))); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=300, check=True
+    )
     assert int(done.stdout) * resource.getpagesize() / 4096 < 60_000  # KiB
 
 

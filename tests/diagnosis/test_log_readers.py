@@ -66,12 +66,21 @@ def test_a_progress_bar_gives_the_step_but_not_one_with_a_caption() -> None:
 
 
 def test_a_nemo_block_is_joined_to_one_row() -> None:
-    found = rows("===== Step 7/100 =====", "  • Loss: 0.5", "  • Avg Reward: 0.25", "===== Step 8/100 =====", "  • Loss: 0.4")
+    found = rows(
+        "===== Step 7/100 =====", "  • Loss: 0.5", "  • Avg Reward: 0.25", "===== Step 8/100 =====", "  • Loss: 0.4"
+    )
     assert [(row.step, row.signals()["policy.loss"]) for row in found] == [(7, 0.5), (8, 0.4)]
 
 
 def test_a_dictionary_printed_over_several_lines_is_one_row_and_a_torn_one_none() -> None:
-    found = rows("{'loss': 0.5,", " 'grad_norm': nan,", " 'reward': 0.25}", "{'loss': 0.4, 'grad_norm': 0.1", "[rank1]: hello", "{'loss': 0.3, 'kl': 0.1}")
+    found = rows(
+        "{'loss': 0.5,",
+        " 'grad_norm': nan,",
+        " 'reward': 0.25}",
+        "{'loss': 0.4, 'grad_norm': 0.1",
+        "[rank1]: hello",
+        "{'loss': 0.3, 'kl': 0.1}",
+    )
     assert [row.raw.get("loss") for row in found] == [0.5, 0.3]
     assert found[0].raw["reward"] == 0.25
 

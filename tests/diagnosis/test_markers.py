@@ -8,6 +8,16 @@ from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.markers import MARKERS, find_marker
 
 SAMPLES = {
+    "gpu_not_ready": "Error 802: system not yet initialized (Triggered internally at ../c10/cuda/CUDAFunctions.cpp:108.)",
+    "gpu_taken": "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+    "throttled": "    HW Thermal Slowdown               : Active",
+    "throttled ": "GPU 3: clocks throttled, temperature 92 C",
+    "reward_argument": "TypeError: accuracy_reward() missing 1 required positional argument: 'answer'",
+    "new_weights": "Some weights of X were not initialized from the checkpoint and are newly initialized: ['model.layers.0.q.weight']",
+    "gpu_oom_other      ": "XlaRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.",
+    "gpu_oom_other       ": "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+    "gpu_oom_other        ": "RuntimeError: Native API failed. Native API returns: 40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)",
+    "nan_in_bucket ": "RuntimeError: found Inf in local grad norm for bucket #0 in backward pass",
     "xid": "NVRM: Xid (PCI:0000:44:00): 31, pid=9, name=python, MMU Fault: ENGINE GRAPHICS",
     "fallen_off_bus": "NVRM: fallen off the bus and is not responding to commands.",
     "ecc": "terminated with exception: CUDA error: uncorrectable ECC error encountered",
@@ -198,7 +208,7 @@ SAMPLES = {
     "tracker": "wandb.errors.errors.CommError: failed to upsert bucket: returned error 403",
     "nccl_said": "NCCL INFO NET/Plugin : Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared object file: No such file",
     "ray_not_up": "ConnectionError: Could not find any running Ray instance.",
-    "reward_error  ": "TypeError: accuracy_reward() missing 1 required positional argument: 'assistant'",
+    "reward_argument ": "TypeError: accuracy_reward() missing 1 required positional argument: 'assistant'",
     "illegal_access ": "Memory access fault by GPU node-1 (Agent handle: 0x5635) on address 0x7f18. Reason: Page not present.",
     "unhandled_nccl ": "RuntimeError: HCCL function error: HcclCommInitRootInfo, error code is 7",
     "broken_file   ": "pyarrow.lib.ArrowNotImplementedError: Nested data conversions not implemented for chunked array outputs",

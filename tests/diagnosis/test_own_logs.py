@@ -32,7 +32,9 @@ def test_the_cause_of_a_log_is_named(name: str, tmp_path: Path) -> None:
         assert verdict.evidence
 
 
-def test_the_logs_of_many_ranks_in_one_directory_are_read_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_logs_of_many_ranks_in_one_directory_are_read_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = own_logs.torchrun_reward_keyerror()
     (tmp_path / "rank0.log").write_text("\n".join(text for text in lines if not text.startswith("[rank1]")))
     with gzip.open(tmp_path / "rank1.log.gz", "wt") as file:

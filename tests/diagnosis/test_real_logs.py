@@ -76,7 +76,8 @@ def test_the_crash_that_follows_is_the_chain_not_the_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "layer", "step"), [("exception", "tooling", None), ("loss_nan", "gradient", 4), ("mask", "data", 5), ("oov", "data", None)]
+    ("name", "layer", "step"),
+    [("exception", "tooling", None), ("loss_nan", "gradient", 4), ("mask", "data", 5), ("oov", "data", None)],
 )
 def test_a_fault_in_the_demonstrations_own_script_is_named(name: str, layer: str, step: int | None) -> None:
     verdict = diagnose(read_lines(LOGS.parent / "own-trl-logs" / f"{name}.log")).verdict

@@ -40,7 +40,9 @@ def layer_of(data: bytes) -> str:
 
 @pytest.mark.parametrize("wear", WEAR)
 def test_a_worn_log_gets_the_verdict_of_the_log(wear: str) -> None:
-    changed = {name: got for name, (lines, layer) in LOGS.items() if (got := layer_of(WEAR[wear](lines).encode())) != layer}
+    changed = {
+        name: got for name, (lines, layer) in LOGS.items() if (got := layer_of(WEAR[wear](lines).encode())) != layer
+    }
     assert changed == {}
 
 

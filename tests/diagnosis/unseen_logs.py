@@ -71,7 +71,9 @@ def print_swift(step: int, steps: int, v: Values) -> list[str]:
            "rewards/MathAccuracy/mean": v["reward"], "rewards/MathAccuracy/std": v["std"], "reward": v["reward"],
            "reward_std": v["std"], "frac_reward_zero_std": v["zero"], "kl": v["kl"]}  # fmt: skip
     body = ", ".join(f"'{k}': {show(x, '.8g')}" for k, x in row.items() if x != "gone")
-    return [f"{{{body}, 'epoch': 0.1, 'global_step/max_steps': '{step}/{steps}', 'percentage': '1.0%', 'elapsed_time': '3m 2s'}}"]
+    return [
+        f"{{{body}, 'epoch': 0.1, 'global_step/max_steps': '{step}/{steps}', 'percentage': '1.0%', 'elapsed_time': '3m 2s'}}"
+    ]
 
 
 def print_verl(step: int, steps: int, v: Values) -> list[str]:
@@ -81,7 +83,11 @@ def print_verl(step: int, steps: int, v: Values) -> list[str]:
            "critic/advantages/max": v["advantage"], "response_length/mean": v["length"], "response_length/max": 2048.0,
            "response_length/clip_ratio": v["cut"], "perf/max_memory_allocated_gb": v["memory"],
            "training/rollout_probs_diff_mean": v["gap"], "timing_s/step": v["time"]}  # fmt: skip
-    parts = [f"{k}:np.float64({show(x, '.6g')})" if i % 5 == 0 else f"{k}:{show(x, '.6g')}" for i, (k, x) in enumerate(row.items()) if x != "gone"]
+    parts = [
+        f"{k}:np.float64({show(x, '.6g')})" if i % 5 == 0 else f"{k}:{show(x, '.6g')}"
+        for i, (k, x) in enumerate(row.items())
+        if x != "gone"
+    ]
     return [f"\x1b[36m(TaskRunner pid=88)\x1b[0m step:{step} - " + " - ".join(parts)]
 
 
@@ -89,7 +95,11 @@ def print_openrlhf(step: int, steps: int, v: Values) -> list[str]:
     row = {"policy_loss": v["loss"], "actor_lr": v["lr"], "actor_grad_norm": v["grad"], "kl": v["kl"], "reward": v["reward"],
            "group_reward_std": v["std"], "response_length": v["length"], "truncated": v["cut"], "entropy_loss": v["entropy"],
            "vllm_kl": abs(float(str(v["gap"]))) / 20 if v["gap"] != "gone" else 0.0}  # fmt: skip
-    return [f"(PPOTrainer pid=5512) INFO 04-01 x] ✨ Global step {step}: {{" + ", ".join(f"'{k}': {show(x, '.5g')}" for k, x in row.items() if x != "gone") + "}"]
+    return [
+        f"(PPOTrainer pid=5512) INFO 04-01 x] ✨ Global step {step}: {{"
+        + ", ".join(f"'{k}': {show(x, '.5g')}" for k, x in row.items() if x != "gone")
+        + "}"
+    ]
 
 
 def print_nemo(step: int, steps: int, v: Values) -> list[str]:
@@ -110,7 +120,14 @@ def print_slime(step: int, steps: int, v: Values) -> list[str]:
 
 
 def print_factory(step: int, steps: int, v: Values) -> list[str]:
-    row = {"current_steps": step, "total_steps": steps, "loss": v["loss"], "lr": v["lr"], "reward": v["reward"], "epoch": 0.1}
+    row = {
+        "current_steps": step,
+        "total_steps": steps,
+        "loss": v["loss"],
+        "lr": v["lr"],
+        "reward": v["reward"],
+        "epoch": 0.1,
+    }
     body = ", ".join(f'"{k}": {show(x, ".6g")}' for k, x in row.items() if x != "gone").replace(": nan", ": NaN")
     return [f'{{{body}, "percentage": 1.2, "elapsed_time": "0:01:02", "remaining_time": "1:00:00"}}']
 
@@ -140,16 +157,19 @@ def since(share: float, **new: object) -> Fault:
     def change(step: int, steps: int, v: Values) -> None:
         if step > share * steps:
             v.update(new)
+
     return change
 
 
 def slide(share: float, **goals: float) -> Fault:
     """Values that move from what they were to a goal, geometrically, from a share of the run to its end."""
+
     def change(step: int, steps: int, v: Values) -> None:
         part = max(0.0, (step - share * steps) / ((1 - share) * steps))
         for key, goal in goals.items():
             now = float(str(v[key]))
             v[key] = now * (goal / now) ** part if goal > 0 and now > 0 else now + (goal - now) * part
+
     return change
 
 
@@ -275,7 +295,9 @@ def series_case(form: str, fault: Fault | None, seed: int) -> list[str]:
             fault(step, steps, values)
         out += PRINTERS[form](step, steps, values)
     if form in ("trl", "old trl", "swift") and seed % 2:
-        out.append("{'train_runtime': 812.2, 'train_samples_per_second': 0.6, 'train_steps_per_second': 0.03, 'train_loss': 0.001, 'epoch': 1.0}")
+        out.append(
+            "{'train_runtime': 812.2, 'train_samples_per_second': 0.6, 'train_steps_per_second': 0.03, 'train_loss': 0.001, 'epoch': 1.0}"
+        )
     return out
 
 
