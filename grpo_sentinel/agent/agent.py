@@ -72,7 +72,14 @@ class Agent(Observations):
         self._spoken = Spoken(
             core.rank, None if ring is None else ring.parent, world=core.world, launched=run_by_launcher()
         )
-        self.updates = UpdateWatch(self._vote_on_update, self.observer, guard, enter=self.enter, leave=self.leave)
+        self.updates = UpdateWatch(
+            self._vote_on_update,
+            self._vote_on_later_update,
+            self.observer,
+            guard,
+            enter=self.enter,
+            leave=self.leave,
+        )
         self._optimizers = OptimizerHooks(self.updates)
         self._vote, self._recorder = self._per_step()
         self._looked = False  # at this step's gradients
@@ -234,6 +241,9 @@ class Agent(Observations):
         if not self._looked:
             self.look_at_gradients()
         return self.vote()
+
+    def _vote_on_later_update(self, optimizer: torch.optim.Optimizer) -> bool:
+        return bool(self.guard.essential("vote", self._vote.later, optimizer))
 
     # ---- end of step
 

@@ -6,6 +6,7 @@ Step hooks of the innermost optimizer are the one place that every engine passes
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -54,6 +55,7 @@ class UpdateWatch:
     def __init__(
         self,
         vote: Callable[[], Outcome],
+        vote_later: Callable[[torch.optim.Optimizer], bool],
         observer: Observer,
         guard: Guard,
         *,
@@ -62,6 +64,9 @@ class UpdateWatch:
     ) -> None:
         self.applied = False
         self._vote = vote
+        self._vote_later = vote_later  # whether an update after the step's first is to be skipped
+        self._stepped: set[int] = set()  # optimizers of this step
+        self._skip = False  # the present update
         self._observer = observer
         self._guard = guard
         self._enter = enter
@@ -69,18 +74,28 @@ class UpdateWatch:
         self._looked = False
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Vote if nobody has, and take the gradients away when the update is to be skipped."""
-        skip = self._vote().skip
+        """Vote if nobody has, and take the gradients away when the update is to be skipped.
+
+        The vote saw the gradients of the first update. Another optimizer, or the same one once more, may step after a
+        backward of its own.
+        """
+        again = id(optimizer) in self._stepped
+        self._skip = self._vote().skip and not again
+        if self._stepped and not self._skip:
+            self._skip = self._vote_later(optimizer)
+        self._stepped.add(id(optimizer))
         self._enter(Phase.OPTIMIZER)
-        if skip:
+        if self._skip:
             drop_gradients(optimizer)  # not guarded: half a gate is worse than none
         else:
             self._look_before(optimizer)
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at what the step did to the weights."""
-        self.applied = not self._vote().skip
-        self._look_after(optimizer, skipped=not self.applied)
+        if id(optimizer) not in self._stepped:
+            self._skip = self._vote().skip  # it was given a closure and did not call it
+        self.applied = self.applied or not self._skip
+        self._look_after(optimizer, skipped=self._skip)
         self._leave(Phase.OPTIMIZER)
 
     def before_engine(self, optimizer: torch.optim.Optimizer) -> None:
@@ -103,6 +118,7 @@ class UpdateWatch:
     def next_step(self) -> None:
         """Forget the step."""
         self.applied = self._looked = False
+        self._stepped.clear()
 
     def _look_before(self, optimizer: torch.optim.Optimizer) -> None:
         if self._observer.recording:
@@ -134,7 +150,7 @@ class OptimizerHooks:
             return
         self._attached.add(id(inner))
         steps = self._steps
-        self._handles.append(inner.register_step_pre_hook(lambda opt, args, kwargs: steps.before_optimizer(opt)))
+        self._handles.append(inner.register_step_pre_hook(partial(_before_step, steps)))
         self._handles.append(inner.register_step_post_hook(lambda opt, args, kwargs: steps.after_optimizer(opt)))
 
     def detach(self) -> None:
@@ -143,3 +159,24 @@ class OptimizerHooks:
             handle.remove()
         self._handles = []
         self._attached.clear()
+
+
+def _before_step(steps: Steps, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    """Come once the gradients are there: before the step, or after the first call of the closure that makes them."""
+    at_place = len(args) > 1  # args[0] is the optimizer
+    closure = args[1] if at_place else kwargs.get("closure")
+    if not callable(closure):
+        return steps.before_optimizer(optimizer)
+    seen = False
+
+    def closure_then_gate() -> Any:
+        nonlocal seen
+        loss = closure()
+        if not seen:  # LBFGS calls it many times
+            seen = True
+            steps.before_optimizer(optimizer)
+        return loss
+
+    if at_place:
+        return (args[0], closure_then_gate, *args[2:]), kwargs
+    return args, {**kwargs, "closure": closure_then_gate}

@@ -8,6 +8,8 @@ from grpo_sentinel.agent.guard import Guard
 from grpo_sentinel.agent.probes.pack import Harvest, Pack, merge
 from grpo_sentinel.agent.readback import Readback
 
+_MOST = 4096  # a loop that never ends its steps must not grow
+
 
 class StepPacks:
     """The packs of one step: one copy for all; when finishing one of them fails, each is finished on its own."""
@@ -19,7 +21,9 @@ class StepPacks:
 
     def add(self, pack: Pack | Mapping[str, float] | None) -> None:
         """Take a pack, or numbers the host knows."""
-        if pack is not None:
+        if pack is not None and len(self._added) >= _MOST:
+            self._guard.refuse("end_step", f"{_MOST} observations in one step: call end_step() after every update")
+        elif pack is not None:
             self._added.append(pack)
             self._readback.add(pack)
 

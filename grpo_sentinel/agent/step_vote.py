@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ from grpo_sentinel.agent.observing import Observer
 from grpo_sentinel.agent.settings import Settings
 from grpo_sentinel.agent.step_clock import StepClock
 from grpo_sentinel.agent.vitals import Vitals
+from grpo_sentinel.agent.watched import own_norm
 from grpo_sentinel.records import Action
+
+_LATER_UPDATES = 16  # judged in a step; a loop with an optimizer per parameter would wait for each
 
 
 class StepVote:
@@ -47,6 +51,7 @@ class StepVote:
         self._clock = clock
         self._event = event
         self._held = 0
+        self._later = 0  # updates of this step after its first
         self._level = NormLevel()
 
     def hold(self, step: int) -> Outcome:
@@ -75,6 +80,27 @@ class StepVote:
         self._guard.essential("vote report", self._report, outcome)
         return outcome
 
+    def later(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Tell whether an update after the step's first is to be skipped: its own gradient is not finite.
+
+        Without a vote, since ranks need not make the same number of updates within a step: only where every rank sees
+        the same gradient and comes to the same. Waits once for the device.
+        """
+        outcome, model = self.outcome, self._observer.model
+        self._later += 1
+        if outcome is None or self._settings.gate == "off" or self._later > _LATER_UPDATES:
+            return False
+        if self._core.world > 1 and not model.replicated:
+            return False
+        norm = own_norm(("", parameter.grad) for group in optimizer.param_groups for parameter in group["params"])
+        if norm is None or math.isfinite(value := float(norm)):
+            return False
+        self._core.skipped_updates += 1
+        last = self._core.world - 1
+        self.outcome = replace(outcome, skip=True, flag=NONFINITE, norm=value, first_flagged=0, last_flagged=last)
+        self._event("skip", _skip_body(self.outcome))
+        return True
+
     @property
     def global_norm(self) -> float | None:
         """The pre-clip norm over all ranks; None when only this rank's part of it is known."""
@@ -88,6 +114,7 @@ class StepVote:
     def next_step(self) -> None:
         """Forget the step."""
         self.outcome = self.norm = None
+        self._later = 0
 
     def _row_when_due(self) -> list[float] | None:
         """Give this rank's vitals at every n-th vote; that vote itself agrees whether every rank has them ready."""
