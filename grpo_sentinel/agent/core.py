@@ -90,13 +90,15 @@ class Core:
         digest: int = 0,
         vitals: Sequence[float] | None = None,
         copies: int = 0,
+        uneven: bool = False,
     ) -> Outcome:
         """Vote on one optimizer step; blocks until all ranks have come. Never raises (a failed vote is switched off).
 
         `norm` is the global L2 norm before clipping, None when unknown; `bound` the sidecar's limit on it; `vitals`
         this rank's row, gathered when every rank brings one. `copies` above 0 says that `norm` is of this rank's part
-        of the gradients only, which so many ranks hold; with a bound the parts are then added up. To be called the same
-        number of times on every rank: once per optimizer step, never in evaluation or accumulation.
+        of the gradients only, which so many ranks hold; with a bound the parts are then added up. `uneven`: ranks may
+        run out of input and leave, so nobody votes; to be true on all of them or on none. To be called the same number
+        of times on every rank: once per optimizer step, never in evaluation or accumulation.
         """
         bound = min(bound, self._bound)
         partial = copies > 0 and norm is not None and math.isfinite(bound) and self._transport is not None
@@ -111,7 +113,9 @@ class Core:
             partial=partial,
         )
         # At every step, with no option to thin it: between votes one rank could skip or halt alone.
-        outcome = self._alone(ballot) if self._transport is None else self._vote(ballot, vitals, bound, copies)
+        outcome = (
+            self._alone(ballot) if self._transport is None or uneven else self._vote(ballot, vitals, bound, copies)
+        )
         if outcome.by_scaler:
             self.scaler_skips += 1
         elif outcome.skip:

@@ -72,6 +72,7 @@ class StepVote:
             request_id=word.request_id if word is not None else 0,
             digest=digest,
             vitals=vitals,
+            uneven=self._observer.model.uneven,
             copies=self._observer.model.copies if self.norm is None and self._observer.model.sharded else 0,
         )
         self._guard.charge(time.perf_counter() - started - outcome.wait_seconds)
@@ -127,9 +128,10 @@ class StepVote:
         action, reason = outcome.action, ""
         if outcome.voted and outcome.flag == NONFINITE and not outcome.by_scaler and self._settings.gate == "halt":
             action, reason = max(action, int(Action.CHECKPOINT_AND_HALT)), outcome.cause
-        if not outcome.voted and not self._core.voting:
+        if not outcome.voted:
             if self._desk.has_pending():
-                self._desk.refuse(step, f"ranks cannot agree: {self._core.why_off}")
+                why = self._core.why_off or "a rank may have run out of input (uneven inputs, torch's Join)"
+                self._desk.refuse(step, f"ranks cannot agree: {why}")
         elif (taken := self._desk.agreed(action, outcome.request_id, step, reason)) is not None:
             self._event("halt", {"action": taken.name.lower(), "request_id": outcome.request_id, "reason": reason})
 

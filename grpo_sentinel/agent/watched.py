@@ -40,6 +40,12 @@ class Watched:
         """The model, where it was given whole and is still there."""
         return None if self._model is None else self._model()
 
+    @property
+    def uneven(self) -> bool:
+        """Tell whether the loop runs under torch's `Join`, where a rank without input makes no more steps."""
+        config = getattr(self.model, "_join_config", None)  # of DDP; set on all ranks when the context begins
+        return bool(getattr(config, "enable", False))
+
     def take(
         self,
         model: torch.nn.Module | None,
