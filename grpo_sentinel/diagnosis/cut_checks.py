@@ -1,4 +1,4 @@
-"""Whether completions that are all cut at the limit are long answers or noise, and a policy that writes noise all along.
+"""Whether completions that are all cut are long answers or noise, and a policy that writes noise all along.
 
 That everything is cut is a symptom: a limit that is too low gives it, and so does a policy that never ends a sentence,
 because its weights were never loaded, were lost on the way to the rollout engine, or are sampled far too hot.

@@ -10,6 +10,7 @@ from grpo_sentinel.diagnosis.thinning import rank_of
 from grpo_sentinel.diagnosis.verdict import Candidate, Evidence
 from grpo_sentinel.diagnosis.view import LogView
 from grpo_sentinel.history.logs.lines import Line
+from grpo_sentinel.history.logs.markers import Hit
 from grpo_sentinel.history.logs.tracebacks import Traceback
 
 PASSED_ON = re.compile(
@@ -20,12 +21,13 @@ PASSED_ON = re.compile(
 """Exceptions that only pass on that something else ended: no cause in themselves."""
 
 GENERIC = ("python_error", "not_implemented", "deprecated_arg", "missing_attribute", "missing_argument",
-           "reward_missing", "reward_error", "reward_argument", "scoring_failed", "index_range", "column_missing")  # fmt: skip
+           "reward_missing", "reward_error", "reward_argument", "scoring_failed", "index_range",
+           "column_missing")  # fmt: skip
 """Markers whose meaning depends on the frames above them."""
 
 SHAPES = ("mask_shape", "shape_mismatch", "ragged_batch", "ragged_tensor", "ragged_sequence", "broken_file", "bad_text",
           "wrong_device", "no_padding_token")  # fmt: skip
-"""Tensors and tokenizers that do not fit are the batch's, unless the frames belong to what scores or to the optimizer."""
+"""What does not fit is the batch's, or the program's, unless the frames belong to what scores or to the optimizer."""
 
 SERVERS = ("read_timeout", "refused", "disconnected", "connection_reset", "server_unreachable", "no_route")
 """A server that does not answer is one of the trainer's, unless the frames belong to a reward function."""
@@ -127,28 +129,25 @@ def _bare(view: LogView) -> list[Candidate]:
         if PASSED_ON.search(name):
             continue
         if _own_arithmetic(view, hit.line, name):
-            return [
-                Candidate(
-                    name="reward_function_raised", layer="reward", confidence=0.65, at=hit.line.number / max(view.lines, 1),
-                    rank=rank_of(hit.line.text, hit.line.source), says=f"what computes the score raised {name}: {message}",
-                    evidence=(Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300]),),
-                )
-            ]  # fmt: skip
+            says = f"what computes the score raised {name}: {message}"
+            return [_frameless(view, hit, "reward_function_raised", "reward", "cause", 0.65, says)]
         layer = layer_of(Traceback(first=0, last=hit.line, frames=(), type=name, message=message))
         if layer is None or (layer == "tooling" and not _PROGRAM.search(name)):
             continue
         what = f"{name}: {message[:120]}" if message else name
         sure = layer == "tooling" or _OF_DATA_SETS.search(name) or OF_DATA.search(message)
-        return [
-            Candidate(
-                name="python_exception", layer=layer, role="symptom", confidence=0.6 if sure else 0.4,
-                rank=rank_of(hit.line.text, hit.line.source), at=hit.line.number / max(view.lines, 1),
-                says=f"{what} ended the process; the log lacks its frames",
-                evidence=(Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300]),),
-                would_decide=("the whole traceback of the rank that failed first",),
-            )
-        ]  # fmt: skip
+        says = f"{what} ended the process; the log lacks its frames"
+        return [_frameless(view, hit, "python_exception", layer, "symptom", 0.6 if sure else 0.4, says)]
     return []
+
+
+def _frameless(view: LogView, hit: Hit, name: str, layer: str, role: str, confidence: float, says: str) -> Candidate:
+    return Candidate(
+        name=name, layer=layer, role=role, confidence=confidence, says=says,
+        rank=rank_of(hit.line.text, hit.line.source), at=hit.line.number / max(view.lines, 1),
+        evidence=(Evidence(source=hit.line.source, line=hit.line.number, text=hit.line.text.strip()[:300]),),
+        would_decide=("the whole traceback of the rank that failed first",),
+    )  # fmt: skip
 
 
 def _candidate(view: LogView, traceback: Traceback, marker: str | None) -> Candidate | None:
@@ -168,7 +167,8 @@ def _candidate(view: LogView, traceback: Traceback, marker: str | None) -> Candi
         if lacks is not None:
             return Candidate(
                 name="reward_argument", layer="reward", confidence=0.75, rank=rank, at=at, evidence=seen,
-                says=f"the reward function {lacks[1].rpartition('.')[2]} asks for {lacks[2]}, which the trainer does not pass",
+                says=f"the reward function {lacks[1].rpartition('.')[2]} asks for {lacks[2]}, which the trainer does "
+                "not pass",
             )  # fmt: skip
         return Candidate(
             name="reward_function_raised", layer="reward", confidence=0.75, rank=rank, at=at, evidence=seen,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from grpo_sentinel.diagnosis.passing import Tails, babbles, of_a_tracker, opens_aside, told_in_passing
 from grpo_sentinel.diagnosis.thinning import broken, by_rank, thinned
+from grpo_sentinel.diagnosis.written import Written, by_the_policy
 from grpo_sentinel.history.logs.formats import Row, RowReader
 from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.markers import Hit, find_marker
@@ -51,6 +52,7 @@ class LogView:
     _firsts: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # the same of the first hit
     _moments: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # of the last hit: source, rows, restarts
     _stacks: TracebackReader = field(default_factory=TracebackReader)
+    _written: Written = field(default_factory=Written)
     _reader: RowReader = field(default_factory=RowReader)
     _stride: int = 1
     _named: int = -1
@@ -71,8 +73,11 @@ class LogView:
         if "xception" in line.text and opens_aside(line.text):
             self._asides[line.source] = line.number
         hit = find_marker(line)
-        if hit is not None and of_a_tracker(line.text):
+        if hit is not None and (of_a_tracker(line.text) or by_the_policy(hit)):
             hit = None
+        completion = self._written.note(line)
+        if completion is not None:
+            self._take_back(line, *completion)
         ended = self._stacks.feed(line)
         if ended is not None and 0 < ended.first - self._asides.get(line.source, ended.first) <= 2:
             self._tails.drop(line.source, self._asides[line.source])
@@ -96,6 +101,25 @@ class LogView:
             kept = self.hits.setdefault(hit.marker.name, [])
             if len(kept) < MAX_HITS:
                 kept.append(hit)
+
+    def _take_back(self, end: Line, first: int, prefix: str) -> None:
+        """Forget what was found in a completion that turned out to be one."""
+
+        def inside(line: Line) -> bool:
+            return line.source == end.source and first <= line.number <= end.number and line.text.startswith(prefix)
+
+        while self.tracebacks and inside(self.tracebacks[-1][0].last):
+            self.tracebacks.pop()
+        for name in [name for name, last in self.last_hits.items() if inside(last.line)]:
+            kept = [hit for hit in self.hits[name] if not inside(hit.line)]
+            self.hit_counts[name] -= len(self.hits[name]) - len(kept)
+            if kept:
+                self.hits[name], self.last_hits[name] = kept, kept[-1]
+                continue
+            del self.hits[name], self.hit_counts[name], self.last_hits[name]
+            self._firsts.pop(name, None)
+            self._moments.pop(name, None)
+        self._tails.drop(end.source, first)
 
     def cut_short(self) -> Line | None:
         """Give the line behind the last row that tells of an end before time; None where the run came to its end."""

@@ -18,7 +18,6 @@ _NOT_YET = {
     "empty-answer-always-wins", "resume-with-another-rate", "first-row-slow-run",
     "fabric-manager-is-not-up",  # tooling to its author, device to that of `fabric-manager-down`
     "two-ranks-on-one-card",  # the launch is wrong: tooling; its author has communication
-    "clocks-fall-with-heat", "error-words-in-answers",
 }  # fmt: skip
 """Misses of the last parts: only ever take one away."""
 

@@ -251,7 +251,7 @@ def parse_advantages(line: Line) -> Row | None:
 
 _PLAIN_STEP = re.compile(r"(?:^|\b)(?:step|iter(?:ation)?|epoch)\s*[:=]?\s*\[?(\d+)(?:\s*/\s*(\d+))?\]?", re.IGNORECASE)
 _PLAIN_GATE = re.compile(r"(?:[lL]oss|grad_norm|reward|\| Reward)[\w/.]*\s*[=: ]\s*[-+.\dnNiI]")
-_PLAIN_PAIR = re.compile(rf"\b([A-Za-z][\w/.]*)\s*[=:]\s*({_NUMBER})(?:\s*\(({_NUMBER})\))?(?![\w.])")
+_PLAIN_PAIR = re.compile(rf"\b([A-Za-z][\w/.]*)\s*[=:]\s*({_NUMBER})(?:s\b)?(?:\s*\(({_NUMBER})\))?(?![\w.])")
 _WORD_PAIR = re.compile(
     r"\b((?:policy_|pg_|train_|lm )?loss|grad[_ ]?norm|reward|reward_std|kl|lr|learning_rate|entropy)"
     rf"\s+({_NUMBER})(?!\w|\.|\s*->)"
