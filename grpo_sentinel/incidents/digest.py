@@ -106,7 +106,7 @@ def _counts_wrong(name: str) -> bool:
     known = SIGNALS.get(base)
     if known is None or known.unit not in ("count", "flag"):
         return False
-    words = (*_COUNTS, "shape", "device_mismatch", "dtype", "wrong_device", "wrong_dtype")
+    words = (*_COUNTS, "shape_mismatch", "device_mismatch", "dtype_mismatch")  # one dtype of a model is a count of 1
     return any(word in base for word in words)
 
 

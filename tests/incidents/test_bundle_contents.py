@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from incident_world import World, event_of
 
 from grpo_sentinel.errors import SentinelError
 from grpo_sentinel.incidents.bundle import Bundle, open_bundle
-from grpo_sentinel.incidents.digest import Digest, plots_for
+from grpo_sentinel.incidents.digest import QUESTIONS, Digest, plots_for
 from grpo_sentinel.incidents.export import export, export_redacted
 from grpo_sentinel.incidents.model import About, Source, State
 from grpo_sentinel.incidents.places import begin, put_in_place, recover
@@ -354,3 +355,13 @@ def test_plots_begin_with_the_signals_that_findings_name() -> None:
     digest = Digest(("policy.loss",))
     digest.add(made.record(1, 0))
     assert digest.series == {"policy.loss": {0: [(1, 1.0)]}}
+
+
+def test_a_reward_model_of_one_dtype_is_not_called_wrong_and_a_mismatch_is() -> None:
+    digest = Digest(())
+    healthy = {"reward.model_dtypes[reference]": 1.0, "policy.loss_dtype_mismatch": 0.0}
+    digest.add(replace(made.record(1, 0), values=healthy))
+    digest.add(replace(made.record(2, 0), values={**healthy, "policy.loss_dtype_mismatch": 1.0}))
+    assert digest.answer("reward", "numbers").signals == 1
+    assert all(digest.answer("reward", question).step is None for question in QUESTIONS)
+    assert digest.answer("policy", "dtypes").step == 2
