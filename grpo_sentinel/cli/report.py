@@ -58,7 +58,7 @@ def report(
         return 0
     path = Path(output or f"{run_id.replace('/', '_')}-report.{'md' if chosen == 'markdown' else 'html'}")
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")  # a path may be no text
     except OSError as error:
         raise click.BadParameter(
             f"cannot write {path}: {error.strerror}; choose another place", param_hint="--output"

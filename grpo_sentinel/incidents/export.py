@@ -13,10 +13,12 @@ from grpo_sentinel.incidents.bundle import Bundle, pack
 from grpo_sentinel.incidents.model import Source
 from grpo_sentinel.incidents.writing import write_bundle
 from grpo_sentinel.records import EventRecord, Finding, Sample
+from grpo_sentinel.scrub import REMOVED
 from grpo_sentinel.scrub import scrubbed
 
 Scrub = Callable[[str], str]
 LEFT_OUT = "left out when the bundle was redacted"
+_QUOTED = re.compile(r"""(?<!\w)(['"])((?:\\.|(?!\1)[^\n\\])+)\1(?!\w)""")
 
 
 def export(bundle: Bundle, target: Path) -> None:
@@ -27,11 +29,12 @@ def export(bundle: Bundle, target: Path) -> None:
 def export_redacted(bundle: Bundle, target: Path, scrub: Scrub) -> None:
     """Write a copy without samples, tensors, logs and stacks; `scrub` cleans every text that stays.
 
-    Host names become node-1, node-2 and so on. The numbers stay: they are what the copy is for. Raises `OSError`, and
-    `SentinelError` when the bundle is damaged.
+    Host names become node-1, node-2 and so on; what stands in quotes with a blank in it may be a sample that an
+    exception tells of. The numbers stay: they are what the copy is for. Raises `OSError`, and `SentinelError` when the
+    bundle is damaged.
     """
     source = bundle.source()
-    clean = _with_hosts(scrub, _hosts(source))
+    clean = _with_hosts(lambda text: scrub(_QUOTED.sub(_unquoted, text)), _hosts(source))
     with tempfile.TemporaryDirectory(prefix="grpo-sentinel-export-") as place:
         folder = Path(place) / source.about.name
         write_bundle(redacted(source, clean), folder, "off", redacted=True, seconds=600.0)
@@ -64,7 +67,14 @@ def redacted(source: Source, clean: Scrub) -> Source:
 
 
 def _finding(finding: Finding, clean: Scrub) -> Finding:
-    return replace(finding, message=clean(finding.message))
+    return replace(
+        finding, message=clean(finding.message), subject=clean(finding.subject), why=clean(finding.why),
+        remedies=tuple(map(clean, finding.remedies)), reference=clean(finding.reference),
+    )  # fmt: skip
+
+
+def _unquoted(match: re.Match[str]) -> str:
+    return f"{match[1]}{REMOVED}{match[1]}" if " " in match[2] else match[0]
 
 
 def _hosts(source: Source) -> list[str]:

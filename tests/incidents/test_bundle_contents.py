@@ -223,6 +223,29 @@ def test_a_redacted_export_names_no_host_no_sample_and_no_path(tmp_path: Path) -
     world.close()
 
 
+def test_a_redacted_export_keeps_neither_a_sample_that_an_exception_quotes_nor_hosts_and_paths_of_own_rules(
+    tmp_path: Path,
+) -> None:
+    from grpo_sentinel.diagnosis.redact import redact
+
+    world = World(tmp_path / "s", tmp_path / "r")
+    world.step()
+    told = "no number in 'it\\'s private words' and \"more private words\""
+    world.store_event("exception", {"type": "ValueError", "message": told, "traceback": f"ValueError: {told}"}, step=3)
+    text = "ask mallory@example.org or look at /home/mallory/secret-project/runbook.md on node-a"
+    bundle = written(
+        world, message=f"ValueError: {told}, unsupported operand 'int' of rank 1's batch and rank 2's",
+        why=text, remedies=(text,), reference=text, subject="/home/mallory/secret-project/reward.py",
+    )  # fmt: skip
+    export_redacted(bundle, tmp_path / "x.tar.gz", redact)
+    with open_bundle(tmp_path / "x.tar.gz") as copy:
+        kept = b"".join(path.read_bytes() for path in copy.path.rglob("*") if path.is_file() and path.suffix != ".gz")
+        assert {word for word in (b"private", b"secret-project", b"node-a", b"mallory") if word in kept} == set()
+        assert "'int' of rank 1's batch and rank 2's" in copy.findings()[0].message
+        assert "runbook.md on node-1" in copy.findings()[0].why
+    world.close()
+
+
 @pytest.mark.parametrize("kind", ["parent", "absolute", "link"])
 def test_an_archive_that_leads_out_of_its_folder_is_refused(tmp_path: Path, kind: str) -> None:
     import io

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -135,3 +136,15 @@ def test_findings_choose_what_is_drawn_and_mark_their_onset(tmp_path: Path):
             gather(reader, RUN, signals=["nope"])
     marks = {plot.signal: [step for step, _ in plot.marks] for plot in report.plots}
     assert marks == {"data.zebra": [wrong.onset_step], "reward.mean": []}
+
+
+def test_a_directory_whose_name_is_no_text_does_not_keep_the_report_from_being_written(tmp_path: Path) -> None:
+    history = tmp_path / "history.sqlite"
+    store = HistoryStore(history, clock=ManualClock())
+    made = batch(record(1))
+    store.write(replace(made, snapshot=replace(made.snapshot, context={"output_dir": "/data/r\udce9sultats"})))
+    store.close()
+    for name in ("run.html", "run.md", "-"):
+        done = cli("report", RUN, "--history", history, "-o", tmp_path / name if name != "-" else name, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert name == "-" or "/data/r\\udce9sultats" in (tmp_path / name).read_text().replace("\\\\", "\\")
