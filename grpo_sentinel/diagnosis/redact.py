@@ -17,7 +17,10 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b[0-9a-f]{40}\b"), REMOVED),
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"), "[address]"),
     (re.compile(r"(?<=://)(?!\[)[^\s/:'\"`]+(?::\d+)?"), "[host]"),
-    (re.compile(r"(?i)\b(user(?:name)?|host(?:name)?)(\s*=\s*)['\"]?[^\s'\",;})]+"), r"\1\2[removed]"),
+    (
+        re.compile(r"(?i)\b(user(?:name)?|host(?:name)?)(\s*=\s*)(?!(?:None|null|True|False)\b)['\"]?[^\s'\",;})]+"),
+        r"\1\2[removed]",
+    ),
     (re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+"), "[mail]"),
     (
         re.compile(
@@ -31,6 +34,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
         "[host]",
     ),
     (re.compile(r"(?<![\w.])~?/(?:[\w.@+-]+(?: [\w.@+-]+)?/)+([\w.@+-]*)"), r"…/\1"),
+    (re.compile(r"(?<![\w/])(?:\.{1,2}/)*(?:home|Users)/(?:[\w.@+-]+/)+([\w.@+-]*)"), r"…/\1"),
     (re.compile(r"(?:\b[A-Za-z]:|\\)\\(?:[\w.@+ -]+\\)+([\w.@+-]*)"), r"…\\\1"),
 )
 

@@ -49,7 +49,7 @@ def no_signal(view: LogView) -> Candidate | None:
     if len(tail) >= 3:
         dead = list(_with_strays(series, dead, tail))  # the onset is where it began for good
     index, row, _ = dead[0]
-    confidence = 0.8 if len(dead) >= 3 else 0.6
+    confidence = 0.7 if len(dead) >= 3 else 0.6
     if row.signals().get("data.truncated_ratio", 0.0) >= 0.99 or all_are_cut(view, index):
         return cut_or_noise(
             view, index, row, "every completion is cut at the limit, so all score the same and the gradient is zero"

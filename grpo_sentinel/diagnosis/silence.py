@@ -49,7 +49,8 @@ def nothing(view: LogView) -> Candidate:
             says=f"no fault is certain in {view.rows_seen} rows, but no reward rises while {'; '.join(doubt)}",
             would_decide=("ten completions from before and after", "the rows that come next"),
         )
-    certainty = 0.6 if view.rows_seen < 5 else 0.8 if view.finished else 0.7
+    sure = view.rows_seen >= 5 and (rewards_rise(view) or not finite_points(view, REWARD))
+    certainty = 0.8 if view.rows_seen >= 5 and view.finished else 0.7 if sure else 0.6
     return Candidate(
         name="healthy",
         layer="none",

@@ -178,7 +178,9 @@ def _candidate(view: LogView, traceback: Traceback, marker: str | None) -> Candi
     if layer is None:
         return None
     where = traceback.frames[-1]
+    general = layer == "tooling" and traceback.type.rpartition(".")[2].endswith("RuntimeError")
     return Candidate(
-        name="python_exception", layer=layer, confidence=CONFIDENCE[layer], rank=rank, at=at, evidence=seen,
+        name="python_exception", layer=layer, confidence=0.65 if general else CONFIDENCE[layer], rank=rank, at=at,
+        evidence=seen,
         says=f"{what} in {where.function} of {where.path.rpartition('/')[2]} ended the process",
     )  # fmt: skip

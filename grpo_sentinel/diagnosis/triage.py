@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from grpo_sentinel.diagnosis.absence_checks import ABSENCE_CHECKS
+from grpo_sentinel.diagnosis.advice import fitting
 from grpo_sentinel.diagnosis.clock_checks import CLOCK_CHECKS
 from grpo_sentinel.diagnosis.collapse_checks import COLLAPSE_CHECKS
 from grpo_sentinel.diagnosis.cut_checks import CUT_CHECKS
@@ -69,9 +70,9 @@ def judge(view: LogView) -> Diagnosis:
     if verdict.role == "witness":
         verdict = _undetermined(verdict)
     elif verdict.layer not in ("none", "undetermined") and verdict.confidence < _GUESS:
-        verdict = replace(_guess(verdict), tries=_remedies(verdict))
+        verdict = replace(_guess(verdict), tries=fitting(_remedies(verdict), view))
     elif verdict.layer != "none":
-        verdict = replace(verdict, tries=_remedies(verdict))
+        verdict = replace(verdict, tries=fitting(_remedies(verdict), view))
     return Diagnosis(
         verdict=verdict,
         chain=tuple(c for c in candidates[1:] if c.role != "witness")[:8],

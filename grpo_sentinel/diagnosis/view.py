@@ -40,6 +40,7 @@ class LogView:
     max_rank: int = -1  # highest `[rankN]` that any line begins with
     babble: Line | None = None  # the first completion that is one word again and again
     adapters: bool = False  # a line speaks of LoRA
+    watched: bool = False  # a line tells of our own watching
     finished: bool = False  # the trainer printed its closing summary
     total_steps: int | None = None
     tracebacks: list[tuple[Traceback, str | None]] = field(default_factory=list)  # and the marker of its last line
@@ -91,6 +92,8 @@ class LogView:
             self._tails.note(line)
             if not self.adapters and self.lines < _SETUP:
                 self.adapters = any(word in line.text for word in _ADAPTERS)
+            if not self.watched and self.lines < _SETUP:
+                self.watched = "grpo-sentinel" in line.text or "grpo_sentinel" in line.text
             if self.babble is None and self.rows_seen and babbles(line.text):
                 self.babble = line
         if hit is not None:
