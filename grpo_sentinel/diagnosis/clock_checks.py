@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
@@ -13,10 +14,10 @@ from grpo_sentinel.diagnosis.view import LogView
 
 
 def clocks_lowered(view: LogView) -> Candidate | None:
-    """Steps of twice the time at the same lengths, and a line that tells of clocks or temperature."""
-    lines = view.hits.get("throttled")
+    """Steps of twice the time at the same lengths, and a line or a figure that tells of lowered clocks."""
+    lines = view.hits.get("throttled", [])
     points = finite_points(view, ("time.step_seconds",))
-    if not lines or len(points) < 6:
+    if len(points) < 6 or not (lines or _figure_fell(view)):
         return None
     quarter = max(2, len(points) // 4)
     before, after = (median(p[2] for p in part) for part in (points[:quarter], points[-quarter:]))
@@ -29,7 +30,20 @@ def clocks_lowered(view: LogView) -> Candidate | None:
         view, "clocks_lowered", "device", 0.75, index, row,
         f"a step takes {after:.3g} s instead of {before:.3g} s at the same work, and a device lowers its clocks",
     )  # fmt: skip
-    return replace(candidate, evidence=(*candidate.evidence, evidence(lines[0])))
+    return replace(candidate, evidence=(*candidate.evidence, *map(evidence, lines[:1])))
+
+
+def _figure_fell(view: LogView) -> bool:
+    """Tell whether a clock that stands in the rows has fallen by a third."""
+    for name in dict.fromkeys(raw for row in view.rows for raw in row.raw if _CLOCK.search(raw)):
+        values = [p[2] for p in finite_points(view, (name,))]
+        quarter = max(2, len(values) // 4)
+        if len(values) >= 6 and median(values[-quarter:]) < 0.67 * median(values[:quarter]):
+            return True
+    return False
+
+
+_CLOCK = re.compile(r"(?:sm|gpu|graphics)[_./ ]?clock|clocks?[_./ ]?(?:sm|gpu|mhz)", re.IGNORECASE)
 
 
 CLOCK_CHECKS: tuple[Callable[[LogView], Candidate | None], ...] = (clocks_lowered,)

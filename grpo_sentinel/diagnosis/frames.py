@@ -33,7 +33,10 @@ _FRAMES: tuple[tuple[str, str], ...] = (
         r"|processing_|image_utils|vision_process|video_process)[^/]*$|_prepare_data|postprocess_data",
         "data",
     ),
-    (r"/torch/optim/|lr_scheduler|/bitsandbytes/optim|_optimizer_step|optimizer\.py", "optimizer"),
+    (
+        r"/torch/optim/|/ops/adam/|/apex/optimizers/|/torchao/optim/|/schedulefree/|/galore_torch/|lr_scheduler|/bitsandbytes/optim|_optimizer_step|optimizer\.py",
+        "optimizer",
+    ),
     (r"/torch/autograd/\S* (?:backward|_engine_run_backward|grad)$|/torch/_tensor\.py backward", "gradient"),
     (
         r"/requests/|/httpx/|/urllib3/|/aiohttp/|/http/client|vllm_client"

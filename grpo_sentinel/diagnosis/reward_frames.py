@@ -24,6 +24,7 @@ _REWARD_MODEL = re.compile(r"/(?:transformers/models|torch/nn|vllm)/")
 _CALLER = re.compile(
     r"_calculate_rewards|compute_rewards?\b|_compute_rewards_per_func|(?<!and)_score_completions"
 )  # the trainer's side of the call
+_SCORES = re.compile(rf"{_CALLER.pattern}|compute_rm_score|^get_rewards?$")
 _CALLED = re.compile(r"^$|reward|score|rm_fn|judge|grade|verif", re.IGNORECASE)
 _CALLS = re.compile(r"\breward_f(?:n|unc)\w*\(")
 _OF_REWARDS = re.compile(r"\breward_f(?:n|unc)\w*\(|output_reward|rewards_per_func|raw_rewards?\b|\brewards? = ")
@@ -63,7 +64,7 @@ def scoring_model(traceback: Traceback) -> str | None:
     """Name the function of the model that gives the reward, where the trainer's scoring called one."""
     frames = traceback.frames
     for number, frame in enumerate(frames):
-        if _CALLER.search(frame.function) and _of_model(frames[number + 1 :]):
+        if _SCORES.search(frame.function) and _of_model(frames[number + 1 :]):
             return f"{frames[-1].function} of a model"
     return None
 

@@ -14,32 +14,41 @@ from grpo_sentinel.history.logs.lines import Line
 from grpo_sentinel.history.logs.markers import Hit
 
 _PREFIX = r"(\([^()]{1,80}\)\s+|\[rank\d+\]:\s?)?"
-_WORDS = r"response|completion|output|prediction|generation|generated(?:[ _]text)?|model[ _](?:output|response)"
-_OPENS = re.compile(rf"{_PREFIX}\[?(?i:{_WORDS})(?:\]:?|:)(?:\s|$)")
+_WORDS = r"response|completion|prediction|generation|generated(?:[ _]text)?|model[ _](?:output|response)"
+_ASKS = r"prompt|question|user"
+_OPENS = re.compile(rf"{_PREFIX}\[?(?:(?P<asks>(?i:{_ASKS}))|(?i:{_WORDS}))(?:\]:?|:)(?:\s|$)")
 _CLOSES = re.compile(rf"{_PREFIX}\[?(?i:ground[ _]truth|score|reward|extracted|answer|label)(?:\]:?|:)(?:\s|$)")
 _TABLE = re.compile(rf"{_PREFIX}\s*[│┃]")
 _HELD = re.compile(
-    rf"[\"'](?i:{_WORDS})s?[\"']:\s*[\"'\[]|\b(?:rollout|generated|completion) sample\w*:|\b[Cc]ompletion \d+:"
+    rf"[\"'](?i:{_WORDS}|{_ASKS}|output|content|text|answer|solution)s?[\"']:\s*[\"'\[]"
+    r"|\b(?:rollout|generated|completion) sample\w*:|\b[Cc]ompletion \d+:"
 )
 _LONGEST = 400  # lines of one completion
 
 
 @dataclass(slots=True)
 class Written:
-    """Follows the completions that are printed in each source."""
+    """Follows the prompts and completions that are printed in each source."""
 
-    _opened: dict[str, tuple[int, str]] = field(default_factory=dict)  # line and prefix of the one that is open
+    _opened: dict[str, tuple[int, str, bool]] = field(
+        default_factory=dict
+    )  # of the open one: line, prefix, is it asked
 
     def note(self, line: Line) -> tuple[int, str] | None:
-        """Take a line; give first line and prefix of the completion that it closes."""
-        text = line.text
-        if (opens := _OPENS.match(text)) is not None:
-            self._opened[line.source] = line.number, opens[1] or ""
-        elif self._opened and (closes := _CLOSES.match(text)) is not None:
-            first, prefix = self._opened.pop(line.source, (-_LONGEST, ""))
-            if line.number - first < _LONGEST and prefix == (closes[1] or ""):
-                return first, prefix
-        return None
+        """Take a line; give first line and prefix of what it closes: a prompt by its answer, that by a score."""
+        opens = _OPENS.match(line.text)
+        if opens is None and not self._opened:
+            return None
+        first, prefix, asked = self._opened.get(line.source, (-_LONGEST, "", False))
+        closes = opens or _CLOSES.match(line.text)
+        if closes is None:
+            return None
+        if opens is not None:
+            self._opened[line.source] = line.number, opens[1] or "", opens["asks"] is not None
+        else:
+            self._opened.pop(line.source, None)
+        fits = opens is None or (asked and opens["asks"] is None)
+        return (first, prefix) if fits and line.number - first < _LONGEST and prefix == (closes[1] or "") else None
 
 
 def by_the_policy(hit: Hit) -> bool:

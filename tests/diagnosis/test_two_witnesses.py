@@ -84,6 +84,10 @@ def test_steps_that_take_three_times_as_long_beside_lowered_clocks_are_the_devic
     hot = "    HW Thermal Slowdown               : Active"
     assert verdict_of([*run, hot]).layer == "device"
     assert verdict_of(run).layer != "device"
+    assert (
+        verdict_of(rows(16, **_ALIVE, step_time=_slower, gpu_sm_clock=lambda n: 1980 if n < 9 else 585)).layer
+        == "device"
+    )
     longer = rows(16, **_ALIVE, step_time=_slower, completions__mean_length=lambda n: 300.0 if n < 9 else 900.0)
     assert verdict_of([*longer, hot]).layer != "device"
 

@@ -17,6 +17,7 @@ _PRINTS = {
     "many lines": ["(TaskRunner pid=7) [response] The log is", *(f"(TaskRunner pid=7) {line}" for line in _CRASH),
                    "(TaskRunner pid=7) [ground_truth] 4"],
     "named parts": ["Response:", *_CRASH, "", "Extracted:", "4"],
+    "a prompt and its answer": ["[prompt]", *_CRASH, "[response] It is full.", "[score] 1.0"],
     "a table": ["┃ Prompt ┃ Completion ┃", "│ why? │ NCCL WARN, CUDA out of memory │"],
     "an object": ['{"prompt": "why?", "completion": "torch.OutOfMemoryError: CUDA out of memory", "reward": "x"}'],
 }  # fmt: skip
@@ -39,3 +40,17 @@ def test_a_crash_of_another_process_amid_a_completion_is_still_seen() -> None:
     print_of_one, *rest = _PRINTS["many lines"]
     crash = [f"(WorkerDict pid=9) {line}" for line in _CRASH]
     assert score_diagnosis.verdict_of([*rows, print_of_one, *crash, *rest]).layer == "memory"
+
+
+def test_a_crash_between_two_completions_is_still_seen() -> None:
+    rows = list(thread_rows.rows("trl", "healthy", 1, 12, 500, 5))
+    again = [
+        "[prompt] why?",
+        "[response] It",
+        *_CRASH,
+        "$ python train.py",
+        "[prompt] why?",
+        "[response] It",
+        "[score] 1",
+    ]
+    assert score_diagnosis.verdict_of([*rows, *again]).layer == "memory"
