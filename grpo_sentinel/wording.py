@@ -8,4 +8,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-__all__ = ["counted"]
+def visible(text: str) -> str:
+    """Give a text from outside without control characters, which a terminal would obey: each becomes a "?"."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+__all__ = ["counted", "visible"]

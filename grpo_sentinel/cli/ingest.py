@@ -51,7 +51,7 @@ def ingest(
     """Follow the log of a run that has no agent (- for standard input) and say what the rules find.
 
     Findings go to standard output, the history and the other sinks. Nothing can be asked of such a run: it is not
-    halted. Exit code 0: no warning or worse, 1: some, 2: usage.
+    halted. Exit code 0: no warning or worse, 1: some, 2: usage, or a log that ends without a step that was recognised.
     """
     from grpo_sentinel.cli.log_watch import LogWatch
     from grpo_sentinel.cli.run import _end_on_signals
@@ -82,6 +82,8 @@ def ingest(
         finally:
             if server is not None:
                 server.stop()
+    if not watch.steps and worst is Severity.NOTE and not stop.is_set():
+        raise SentinelError(f"no step in {log}: nothing was judged; give the log that the trainer writes its metrics to")
     if not as_json:
         click.echo(f"{counted(watch.steps, 'step')} read", err=True)
     return 1 if worst > Severity.NOTE else 0

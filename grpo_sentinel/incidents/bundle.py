@@ -54,12 +54,13 @@ class Bundle:
         try:
             told = self._json("findings.json")
             settings = self._json("config.json")
+            run, trainer, sentinel = map(_tree, (self._json("run.json"), settings["trainer"], settings["sentinel"]))
             return Source(
                 about=self.about,
                 findings=tuple(finding_from(body) for body in told["findings"]),
                 transitions=tuple(finding_from(body) for body in told["transitions"]),
-                records=self.records, events=self.events, samples=self.samples, run=self._json("run.json"),
-                trainer=settings["trainer"], sentinel=settings["sentinel"], attached=self._attached(),
+                records=self.records, events=self.events, samples=self.samples, run=run, trainer=trainer,
+                sentinel=sentinel, attached=self._attached(),
                 missing=dict(self.manifest.get("missing", {})),
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -125,6 +126,12 @@ def _check_files(files: Any) -> None:
 
 def _about(body: dict[str, Any]) -> About:
     return About(**{**body, "state": State(body["state"])})
+
+
+def _tree(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object of settings, got {type(value).__name__}")
+    return value
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:

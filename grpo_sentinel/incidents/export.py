@@ -13,8 +13,7 @@ from grpo_sentinel.incidents.bundle import Bundle, pack
 from grpo_sentinel.incidents.model import Source
 from grpo_sentinel.incidents.writing import write_bundle
 from grpo_sentinel.records import EventRecord, Finding, Sample
-from grpo_sentinel.scrub import REMOVED
-from grpo_sentinel.scrub import scrubbed
+from grpo_sentinel.scrub import REMOVED, scrubbed
 
 Scrub = Callable[[str], str]
 LEFT_OUT = "left out when the bundle was redacted"

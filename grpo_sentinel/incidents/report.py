@@ -11,7 +11,7 @@ from grpo_sentinel import views
 from grpo_sentinel.incidents.digest import LAYERS, QUESTIONS, Answer, Digest
 from grpo_sentinel.incidents.model import About, Source
 from grpo_sentinel.records import Finding, FindingState
-from grpo_sentinel.wording import counted
+from grpo_sentinel.wording import counted, visible
 
 
 def facts(source: Source) -> list[tuple[str, str]]:
@@ -148,7 +148,7 @@ def _when(wall_ns: int) -> str:
 
 def cell(text: str) -> str:
     """Keep a text on one line and inert: it may come from a sample or an exception."""
-    flat = " ".join(text.split())
+    flat = visible(" ".join(text.split()))
     for sign in ("\\", "|", "`", "<", "[", "]", "*", "_", "!"):
         flat = flat.replace(sign, f"\\{sign}") if sign != "<" else flat.replace("<", "&lt;")
     return flat

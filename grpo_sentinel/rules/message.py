@@ -15,6 +15,7 @@ from grpo_sentinel.catalog import signal_of
 from grpo_sentinel.rules.quantities import percentage, quantity
 from grpo_sentinel.rules.rule import Rule
 from grpo_sentinel.rules.view import Verdict
+from grpo_sentinel.wording import visible
 
 FIELDS = ("value", "percent", "limit", "step", "onset", "ranks", "subject", "signal", "detail")
 COUNTED = ("value", "ranks", "detail")
@@ -70,8 +71,8 @@ def rank_words(ranks: Sequence[int]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Give a trainer's own name as one line without control characters, which a terminal would obey."""
-    text = "".join(one if one.isprintable() else "?" for one in name)
+    """Give a trainer's own name as one short line; see `visible`."""
+    text = visible(name)
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 
 
@@ -88,7 +89,7 @@ def write(rule: Rule, verdict: Verdict, *, step: int, onset: int, ranks: Sequenc
         "ranks": rank_words(ranks),
         "subject": _plain(subject) or ("parameter not known" if rule.attribution == "nonfinite" else "?"),
         "signal": verdict.signal,
-        "detail": verdict.detail,
+        "detail": visible(" ".join(verdict.detail.split())),
     }
     single = {name for name in ("value", "detail") if fields[name] == "1"} | ({"ranks"} if len(ranks) <= 1 else set())
     return fill(rule.message, fields, frozenset(single))

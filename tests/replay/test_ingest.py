@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import past_runs
+import pytest
 
 from grpo_sentinel.cli import main
 from grpo_sentinel.cli.log_watch import CLOSE_NS, LogWatch
@@ -52,6 +53,14 @@ def test_a_healthy_log_ends_with_exit_code_0_and_json_is_one_object_a_line(tmp_p
     capsys.readouterr()
     assert main(["ingest", str(past_runs.text(tmp_path / "b", broken=True)), "--until-end", "--json", "--no-history"]) == 1
     assert all(json.loads(line)["rule"] for line in capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize("content", [b"", b"no metrics here\n", b"\x00\xff\x1f" * 1000, "{'loss': 0.1, 'step': 1}\n".encode("utf-16")])
+def test_a_log_without_a_step_that_can_be_read_is_not_called_healthy(content: bytes, tmp_path: Path, capsys) -> None:
+    log = tmp_path / "train.log"
+    log.write_bytes(content)
+    assert main(["ingest", str(log), "--until-end", "--no-history"]) == 2
+    assert "train.log: nothing was judged" in capsys.readouterr().err
 
 
 def test_a_broken_rule_is_said_and_left_out_and_the_log_is_watched_by_the_others(tmp_path: Path, capsys) -> None:

@@ -64,3 +64,8 @@ def test_documents_show_a_message_for_many() -> None:
     assert in_general("{value:row has|rows have} {{x}} on {ranks}") == "{value} rows have {x} on {ranks}"
     rule = replace(next(iter(load_rules())), message="{value:a|b} {value:is|are}")
     assert in_general(rule.message) == "{value} b are"
+
+
+def test_what_a_trainer_says_is_one_line_that_no_terminal_obeys() -> None:
+    said = told("trainer_exception", 1.0, detail="bad\n  answer \x1b[2J\x07 é")
+    assert "bad answer ?[2J? é" in said
