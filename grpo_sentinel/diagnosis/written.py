@@ -21,7 +21,8 @@ _CLOSES = re.compile(rf"{_PREFIX}\[?(?i:ground[ _]truth|score|reward|extracted|a
 _TABLE = re.compile(rf"{_PREFIX}\s*[│┃]")
 _HELD = re.compile(
     rf"[\"'](?i:{_WORDS}|{_ASKS}|output|content|text|answer|solution)s?[\"']:\s*[\"'\[]"
-    r"|\b(?:rollout|generated|completion) sample\w*:|\b[Cc]ompletion \d+:"
+    r"|\b(?:rollout|generated|completion) sample\w*:|\b[Cc]ompletions?(?: \d+)?:\s"
+    r"|<\|(?:im_start|assistant|start_header_id)\|>|<start_of_turn>|<think>"
 )
 _LONGEST = 400  # lines of one completion
 

@@ -19,6 +19,8 @@ _PRINTS = {
     "named parts": ["Response:", *_CRASH, "", "Extracted:", "4"],
     "a prompt and its answer": ["[prompt]", *_CRASH, "[response] It is full.", "[score] 1.0"],
     "a table": ["┃ Prompt ┃ Completion ┃", "│ why? │ NCCL WARN, CUDA out of memory │"],
+    "marks of a conversation": ["(W pid=1) Sample 0: <|im_start|>assistant ValueError: Connection refused<|im_end|>"],
+    "a logger's line": ["[INFO:swift] completion: raise RuntimeError: CUDA error: an illegal memory access"],
     "an object": ['{"prompt": "why?", "completion": "torch.OutOfMemoryError: CUDA out of memory", "reward": "x"}'],
 }  # fmt: skip
 
