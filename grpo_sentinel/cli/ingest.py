@@ -83,7 +83,7 @@ def ingest(
             if server is not None:
                 server.stop()
     if not watch.steps and worst is Severity.NOTE and not stop.is_set():
-        raise SentinelError(f"no step in {log}: nothing was judged; give the log that the trainer writes its metrics to")
+        raise SentinelError(f"no step in {log}: nothing was judged; give the log that holds the trainer's metrics")
     if not as_json:
         click.echo(f"{counted(watch.steps, 'step')} read", err=True)
     return 1 if worst > Severity.NOTE else 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from grpo_sentinel.errors import SentinelError
+from grpo_sentinel.history import HistoryReader
+from grpo_sentinel.records import Mode
 
 
 class Refused(SentinelError):
@@ -40,6 +43,22 @@ def integers(request: Request, name: str, most: int, low: int, high: int) -> lis
     return [_whole(name, part, low, high) for part in parts]
 
 
+def run_of(request: Request, watched: Collection[str], reader: HistoryReader) -> str:
+    """Read which run is meant, the first that is watched by default. Raises `Refused` for one that nobody knows."""
+    name = request.query_params.get("run") or next(iter(watched), "")
+    if name and name not in watched and reader.run(name) is None:
+        raise Refused(404, f"run {name!r} is neither watched here nor in the history; /api/v1/runs lists them")
+    return name
+
+
+def mode_of(request: Request) -> Mode:
+    """Read which steps are meant. Raises `Refused`: the numbers of another one would mislead."""
+    text = request.query_params.get("mode") or "train"
+    if text not in (known := [mode.name.lower() for mode in Mode]):
+        raise Refused(400, f"mode: expected {' or '.join(known)}, got {text!r}")
+    return Mode[text.upper()]
+
+
 def _whole(name: str, text: str, low: int, high: int) -> int:
     try:
         value = int(text)
@@ -50,4 +69,4 @@ def _whole(name: str, text: str, low: int, high: int) -> int:
     return value
 
 
-__all__ = ["Refused", "Strict", "integer", "integers"]
+__all__ = ["Refused", "Strict", "integer", "integers", "mode_of", "run_of"]

@@ -35,9 +35,9 @@ from starlette.routing import Route
 from grpo_sentinel.errors import HistoryError, SentinelError
 from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.history.codec import plain
-from grpo_sentinel.records import Action, Mode
+from grpo_sentinel.records import Action
 from grpo_sentinel.web import alertmanager_hook
-from grpo_sentinel.web.answers import Refused, Strict, integer, integers
+from grpo_sentinel.web.answers import Refused, Strict, integer, integers, mode_of, run_of
 from grpo_sentinel.web.bodies import pick, status_body
 from grpo_sentinel.web.explore import Explore
 from grpo_sentinel.web.guard import Guard
@@ -137,8 +137,8 @@ class Api:
         if every not in (None, "", "0"):
             with self._open() as reader:
                 if every == "latest":
-                    return Strict({"findings": plain(reader.findings(self._run_id(request))[-MAX_FINDINGS:])})
-                return Strict({"findings": plain(reader.transitions(self._run_id(request)))})
+                    return Strict({"findings": plain(reader.findings(self._run_id(request, reader))[-MAX_FINDINGS:])})
+                return Strict({"findings": plain(reader.transitions(self._run_id(request, reader)))})
         if snapshot is None:
             raise Refused(404, f"run {request.query_params.get('run')!r} is not watched here; ask with all=1")
         return Strict({"findings": plain(snapshot.findings), "abstaining": plain(snapshot.abstaining)})
@@ -147,7 +147,7 @@ class Api:
         signal = request.query_params.get("signal", "")
         if not signal:
             raise Refused(400, "signal is missing; give one of /api/v1/signals")
-        mode = Mode.EVALUATION if request.query_params.get("mode") == "evaluation" else Mode.TRAIN
+        mode = mode_of(request)
         several = integers(request, "ranks", MAX_LINES, 0, 2**31)
         rank = integer(request, "rank", 0, 0, 2**31)
         window = {
@@ -156,7 +156,7 @@ class Api:
             "until_step": integer(request, "until", 2**62, 0, 2**62),
         }
         with self._open() as reader:
-            run_id = self._run_id(request)
+            run_id = self._run_id(request, reader)
             found = reader.lines(run_id, several or [rank], signal, mode=mode, **window)
         return Strict({"series": plain(found)} if several else plain(found[0]))
 
@@ -168,14 +168,14 @@ class Api:
         """Give the newest events; what may hold text of samples only where a read token guards it."""
         kind = request.query_params.get("kind") or None
         with self._open() as reader:
-            newest = reader.newest_events(self._run_id(request), kind=kind, limit=MAX_EVENTS)
+            newest = reader.newest_events(self._run_id(request, reader), kind=kind, limit=MAX_EVENTS)
         if self._state.read_token is None:
             newest = [event for event in newest if event.kind != "sample"]
         return Strict({"events": plain(newest)})
 
     def history(self, request: Request) -> Response:
-        run_id = self._run_id(request)
         with self._open() as reader:
+            run_id = self._run_id(request, reader)
             if reader.run(run_id) is None:
                 raise Refused(404, f"the history holds no run {run_id!r}; /api/v1/runs lists them")
             return Strict({"requests": plain(reader.requests(run_id)), "latest": plain(reader.latest(run_id))})
@@ -195,8 +195,8 @@ class Api:
             raise Refused(503, "the history is switched off (sinks.history.enabled)")
         return self._state.history()
 
-    def _run_id(self, request: Request) -> str:
-        return request.query_params.get("run") or next(iter(self._state.snapshots()), "")
+    def _run_id(self, request: Request, reader: HistoryReader) -> str:
+        return run_of(request, self._state.snapshots(), reader)
 
 
 async def _json_body(request: Request) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from grpo_sentinel.catalog import signal_of, split_name
 from grpo_sentinel.history import HistoryReader
 from grpo_sentinel.history.codec import plain
 from grpo_sentinel.records import Mode
-from grpo_sentinel.web.answers import Refused, Strict, integer
+from grpo_sentinel.web.answers import Refused, Strict, integer, mode_of, run_of
 from grpo_sentinel.web.heat import Heat, by_signal, by_step
 from grpo_sentinel.web.past import Past
 from grpo_sentinel.web.state import WebState
@@ -55,7 +55,7 @@ class Explore:
         columns = integer(request, "columns", 120, 2, MOST_COLUMNS)
         since, until = integer(request, "since", 0, 0, _END), integer(request, "until", _END, 0, _END)
         newest = max((status.last_step for status in snapshot.ranks.values()), default=0)
-        mode = Mode.EVALUATION if query.get("mode") == "evaluation" else Mode.TRAIN
+        mode = mode_of(request)
         with self._open() as reader:
             heat = _over_steps(reader, snapshot.run_id, ranks, signal, (since, min(until, newest)), columns, mode)
         return Strict(plain(heat))
@@ -63,7 +63,7 @@ class Explore:
     def signals(self, request: Request) -> Response:
         """List the signals that a run recorded, and what the catalogue says of them."""
         with self._open() as reader:
-            names = reader.signals(request.query_params.get("run") or next(iter(self._state.snapshots()), ""))
+            names = reader.signals(run_of(request, self._state.snapshots(), reader))
         known = {split_name(name)[0]: signal_of(name) for name in names}
         about = {base: {"unit": one.unit, "help": one.help} for base, one in known.items() if one is not None}
         return Strict({"signals": names, "about": about})

@@ -140,3 +140,24 @@ def test_readings_of_a_gpu_over_time_are_bounded_and_keep_their_peaks(shown: Sho
     thinned = over_time(points)
     assert len(thinned["seconds"]) == 500
     assert (max(thinned["high"]), sum(thinned["nonfinite"])) == (9.0, 1)
+
+
+def test_a_run_or_a_mode_that_does_not_exist_is_refused_instead_of_answered_with_nothing_or_another_one(
+    shown: Shown,
+) -> None:
+    with shown.served() as server:
+        for path in (
+            "series?signal=policy.loss",
+            "signals?",
+            "events?",
+            "findings?all=1",
+            "findings?all=latest",
+            "history?",
+        ):
+            status, told = ask(server, f"{path}&run=typo")
+            assert (status, "'typo'" in told["error"]) == (404, True), path
+        for path in ("series?signal=policy.loss", "heat?by=step&signal=policy.loss"):
+            assert ask(server, f"{path}&mode=eval") == (
+                400, {"error": "mode: expected train or evaluation, got 'eval'"}
+            )  # fmt: skip
+            assert ask(server, f"{path}&mode=evaluation")[0] == 200
