@@ -144,7 +144,8 @@ def test_a_directory_whose_name_is_no_text_does_not_keep_the_report_from_being_w
     made = batch(record(1))
     store.write(replace(made, snapshot=replace(made.snapshot, context={"output_dir": "/data/r\udce9sultats"})))
     store.close()
-    for name in ("run.html", "run.md", "-"):
-        done = cli("report", RUN, "--history", history, "-o", tmp_path / name if name != "-" else name, timeout=60)
+    for name, shown in (("run.html", r"/data/r\udce9sultats"), ("run.md", "/data/r?sultats")):
+        done = cli("report", RUN, "--history", history, "-o", tmp_path / name, timeout=60)
         assert done.returncode == 0, done.stderr
-        assert name == "-" or "/data/r\\udce9sultats" in (tmp_path / name).read_text().replace("\\\\", "\\")
+        assert shown in (tmp_path / name).read_text()
+    assert cli("report", RUN, "--history", history, "-o", "-", timeout=60).returncode == 0
