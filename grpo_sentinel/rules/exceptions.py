@@ -12,14 +12,14 @@ from typing import Any
 
 from grpo_sentinel.rules.lost_peers import tells_of_a_lost_peer
 
-EXCEPTION, DEATH = "trainer_exception", "rank_dead"
+EXCEPTION, DEATH, ENDED = "trainer_exception", "rank_dead", "run_ended_by_signal"
 OF_OTHERS = "The other ranks fail in their next collective"
 OF_SIGNALS = "Exit code -9"
 _LAYERS = {
     "data": "data", "reward": "reward", "generate": "policy", "logprobs": "policy", "forward": "policy",
     "backward": "gradient", "optimizer": "optimizer",
 }  # fmt: skip
-"""Phase -> the layer whose work it is. In other phases - a vote, a checkpoint, none - it tells nothing."""
+"""Phase -> the layer whose work it is. In others - a vote, a checkpoint, none - it tells nothing: the process ended."""
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
 _DEVICE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|device-side assert|HIP error")
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
@@ -67,4 +67,4 @@ def advice_on_death(why: str, remedies: tuple[str, ...], *, alone: bool, raised:
     return why, tuple(one for one in remedies if not (raised and one.startswith(OF_SIGNALS)))
 
 
-__all__ = ["DEATH", "EXCEPTION", "advice_on_death", "layer_of", "place_of", "world_size"]
+__all__ = ["DEATH", "ENDED", "EXCEPTION", "advice_on_death", "layer_of", "place_of", "world_size"]

@@ -21,7 +21,7 @@ from typing import Any
 
 from grpo_sentinel.catalog import LAYERS
 from grpo_sentinel.records import Finding, FindingState, Severity
-from grpo_sentinel.rules.exceptions import DEATH, EXCEPTION
+from grpo_sentinel.rules.exceptions import DEATH, ENDED, EXCEPTION
 from grpo_sentinel.rules.lost_peers import TOLD_BY
 
 _TRAINING = ("data", "reward", "policy", "gradient", "optimizer")
@@ -172,8 +172,8 @@ class RootCause:
             or (self._onset(cause) <= self._onset(effect) and self.order(cause) < self.order(effect))
         ):
             return False
-        if effect.layer == "sentinel" and effect.severity is Severity.NOTE:
-            return False  # the sentinel's own small troubles are nobody's consequence
+        if _place(effect) == "sentinel" and effect.severity is Severity.NOTE:
+            return False  # the sentinel's own small troubles, and what somebody ended, are nobody's consequence
         if cause.severity is Severity.NOTE and effect.severity > Severity.NOTE:
             return False
         if cause.layer in _TRAINING and self._is_over(cause, effect):
@@ -226,10 +226,11 @@ def _place(finding: Finding) -> str:
 
     Not that of a reward function, which is the user's own code and seldom fails because of what came before.
     """
-    return "sentinel" if finding.rule == EXCEPTION and finding.layer != "reward" else finding.layer
+    last = finding.rule == ENDED or (finding.rule == EXCEPTION and finding.layer != "reward")
+    return "sentinel" if last else finding.layer
 
 
 def _may_follow(cause: Finding, effect: Finding) -> bool:
-    """Can trouble of the one's layer lead to the other's? An exception is the sentinel's to tell, wherever raised."""
+    """Can trouble of the one's layer lead to the other's? An exception follows from any, wherever it was raised."""
     follows = FOLLOWS[cause.layer]
     return effect.layer in follows or (effect.rule == EXCEPTION and "sentinel" in follows)

@@ -290,7 +290,7 @@ def _raised(phase: str, ranks: int = 1, seen: int = 20) -> dict[str, Finding]:
 
 
 def test_an_exception_is_the_cause_of_the_death_of_its_rank_and_says_what_and_where() -> None:
-    for phase, layer in (("reward", "reward"), ("forward", "policy"), ("idle", "sentinel")):
+    for phase, layer in (("reward", "reward"), ("forward", "policy"), ("idle", "time")):
         for seen in (19, 20):
             found = _raised(phase, seen=seen)
             told, death = found["trainer_exception"], found["rank_dead"]
@@ -308,13 +308,13 @@ def test_an_exception_is_the_cause_of_the_death_of_its_rank_and_says_what_and_wh
         ("forward", "ValueError", "too many values to unpack", "policy"),
         ("backward", "RuntimeError", "element 0 of tensors does not require grad", "gradient"),
         ("optimizer", "RuntimeError", "step was not called", "optimizer"),
-        ("vote", "RuntimeError", "boom", "sentinel"),
-        ("checkpoint", "OSError", "No space left on device", "sentinel"),
+        ("vote", "RuntimeError", "boom", "time"),
+        ("checkpoint", "OSError", "No space left on device", "time"),
         ("forward", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", "memory"),
         ("idle", "MemoryError", "", "memory"),
-        ("forward", "RuntimeError", "CUDA error: device-side assert triggered", "sentinel"),
-        ("backward", "RuntimeError", "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer", "sentinel"),
-        ("backward", "DistBackendError", "watchdog", "sentinel"),
+        ("forward", "RuntimeError", "CUDA error: device-side assert triggered", "time"),
+        ("backward", "RuntimeError", "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer", "time"),
+        ("backward", "DistBackendError", "watchdog", "time"),
     ],
 )
 def test_an_exception_lies_in_the_layer_of_its_phase_only_where_the_phase_tells(
@@ -370,7 +370,7 @@ def test_a_death_speaks_of_other_ranks_only_where_there_are_and_of_signals_only_
 def test_an_exception_that_comes_in_after_the_death_takes_over_its_chain() -> None:
     roots = RootCause(bounds=["rank_dead"])
     roots.add(replace(finding("rank_dead", "time", 19), finding_id="rank_dead:0:19", ranks=(0,)))
-    late = replace(finding("trainer_exception", "sentinel", 20), finding_id="trainer_exception:0:20", ranks=(0,))
+    late = replace(finding("trainer_exception", "time", 20), finding_id="trainer_exception:0:20", ranks=(0,))
     placed, moved = roots.add(late)
     assert placed.root_id == ""
     assert [(one.rule, one.root_id) for one in moved] == [("rank_dead", late.finding_id)]
