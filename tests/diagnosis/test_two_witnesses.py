@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
+from grpo_sentinel.diagnosis.trend_checks import gradient_died
 from grpo_sentinel.diagnosis.triage import diagnose
 from grpo_sentinel.diagnosis.verdict import Candidate
+from grpo_sentinel.diagnosis.view import view_of
 from grpo_sentinel.history.logs.lines import Line
 
 
@@ -163,18 +166,24 @@ def test_a_learning_rate_that_never_was_one_has_its_own_first_advice() -> None:
     assert "param_groups" in " ".join(found.tries)
 
 
-def test_a_gradient_that_is_zero_beside_rewards_that_are_no_numbers_has_not_died() -> None:
-    found = verdict_of(
-        rows(
-            16,
-            **{
-                **_ALIVE,
-                "grad_norm": lambda n: 0.4 if n < 8 else 0.0,
-                "reward": lambda n: 0.3 if n < 8 else float("nan"),
-            },
-        )
-    )
-    assert found.layer == "reward"
+@pytest.mark.parametrize(("late", "died"), [(0.3, True), (float("nan"), False)])
+def test_a_gradient_dies_only_beside_rewards_that_are_numbers(late: float, died: bool) -> None:
+    run = rows(
+        16, **{**_ALIVE, "grad_norm": lambda n: 0.4 if n < 8 else 0.0, "reward": lambda n: 0.3 if n < 8 else late}
+    )  # fmt: skip
+    view = view_of(Line("rank0.log", number, text) for number, text in enumerate(run, 1))
+    assert (gradient_died(view) is not None) == died
+
+
+@pytest.mark.parametrize(("reward", "sure"), [(lambda n: 0.1 + n / 40, 0.7), (lambda n: 0.3 + n % 3 / 50, 0.6)])
+def test_healthy_is_surer_where_the_reward_rises(reward: Callable[[int], float], sure: float) -> None:
+    found = verdict_of(rows(16, **_ALIVE, reward=reward))
+    assert (found.layer, found.confidence) == ("none", sure)
+
+
+def test_one_row_that_is_not_cut_does_not_hide_that_all_others_are() -> None:
+    found = verdict_of(rows(completions__clipped_ratio=lambda n: 0.97 if n == 5 else 1.0))
+    assert found.name == "all_truncated"
 
 
 def test_moments_on_another_device_are_the_optimizers() -> None:
