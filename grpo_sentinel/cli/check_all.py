@@ -45,7 +45,7 @@ def everything(
 ) -> int:  # fmt: skip
     """Run every check that the given paths allow, and say which were not run for want of one.
 
-    Exit code 0: nothing was found by any, 1: faults, 2: usage.
+    Exit code 0: nothing was found by any, 1: faults, 2: usage, or something could not be checked.
     """
     low, high = in_order(reward_range)
     options = AllOptions(

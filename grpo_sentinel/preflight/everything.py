@@ -60,8 +60,9 @@ class AllReport:
 
     @property
     def exit_code(self) -> int:
-        """0 when nothing was found in any, else 1."""
-        return max((one.exit_code for one in self.reports.values()), default=0)
+        """0 when nothing was found in any, 2 when something could not be checked and that is all, else 1."""
+        levels = {fault.level for report in self.reports.values() for fault in report.faults}
+        return 0 if not levels else 2 if levels == {Level.CANNOT_TELL} else 1
 
     def to_json(self) -> dict[str, object]:
         """Give the reports in their versioned schema."""

@@ -52,7 +52,7 @@ def read_prompts(files: Sequence[str], fields: Fields, count: int) -> list[Sampl
             if len(out) >= count:
                 return out
             if row.value is not None and known is not None:
-                sample = _sample(row.value, known, f"{row.source}:{row.number}")
+                sample = sample_of(row.value, known, f"{row.source}:{row.number}")
                 out += [sample] if sample is not None else []
     if not out:
         raise SentinelError(f"{', '.join(sources)}: not one row with a prompt; name its field with --prompt FIELD")
@@ -70,7 +70,8 @@ def known_fields(source: str, first: Sequence[Mapping[str, object]], given: Fiel
         raise SentinelError(f"{source}: {error}") from error
 
 
-def _sample(row: Mapping[str, object], fields: Fields, place: str) -> Sample | None:
+def sample_of(row: Mapping[str, object], fields: Fields, place: str) -> Sample | None:
+    """Take a row's prompt, response ("" where it has none) and answer; None without a prompt."""
     prompt, wrong = texts_of(_value(row, fields.prompt))
     if wrong or not any(text.strip() for _, text in prompt):
         return None
@@ -90,4 +91,4 @@ def _value(row: Mapping[str, object], name: str) -> object:
     return None if value is MISSING else value
 
 
-__all__ = ["built_in_prompts", "known_fields", "read_prompts"]
+__all__ = ["built_in_prompts", "known_fields", "read_prompts", "sample_of"]

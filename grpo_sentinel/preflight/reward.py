@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpo_sentinel.errors import SentinelError
-from grpo_sentinel.preflight.data_shapes import (
-    MISSING,
-    Fields,
-    joined,
-    lookup,
-    split_conversation,
-    texts_of,
-)
+from grpo_sentinel.preflight.data_shapes import Fields
 from grpo_sentinel.preflight.data_sources import expand, read_rows
-from grpo_sentinel.preflight.prompts import known_fields
+from grpo_sentinel.preflight.prompts import known_fields, sample_of
 from grpo_sentinel.preflight.report import CheckReport
 from grpo_sentinel.preflight.reward_cases import PERTURBATIONS, Perturbation
 from grpo_sentinel.preflight.reward_head import MOST
 from grpo_sentinel.preflight.reward_judge import CASES, RewardJudge
+from grpo_sentinel.preflight.reward_made import made_for
 from grpo_sentinel.preflight.reward_model import ModelScorer, load_model
 from grpo_sentinel.preflight.reward_target import FunctionScorer, Sample, Scorer, load_object
 from grpo_sentinel.preflight.reward_trial import OutOfTime, Trial
+from grpo_sentinel.preflight.reward_without_gold import JudgeWithoutGold
 from grpo_sentinel.preflight.telling import is_heard, tell
 from grpo_sentinel.wording import counted
 
@@ -61,9 +56,13 @@ def check_reward(target: str, data: Sequence[str], options: RewardOptions | None
     scorer = load_target(target)
     trial = Trial(scorer, began + options.timeout_seconds)
     wanted = len(gold)
-    gold = _affordable(trial, gold)
+    has_gold = bool(gold[0].completion)
+    gold = gold[: _affordable(trial, gold if has_gold else [texts[0] for texts in made_for(gold)])]
     cases = min(CASES, len(gold)) if len(gold) < wanted else CASES
-    judge = RewardJudge(trial, gold, options.low, options.high, cases, options.template)
+    judge = (
+        RewardJudge(trial, gold, options.low, options.high, cases, options.template) if has_gold
+        else JudgeWithoutGold(trial, gold, options.low, options.high, cases)
+    )  # fmt: skip
     found = judge.found
     _run(judge, _tries(judge, scorer, perturbations, options), options.timeout_seconds)
     judge.calls(options.max_seconds_per_sample)
@@ -89,6 +88,9 @@ def _tries(
     judge: RewardJudge, scorer: Scorer, perturbations: Mapping[str, Sequence[Perturbation]], options: RewardOptions
 ) -> _Tries:
     """What is tried after the first scores, by name, in order."""
+    if isinstance(judge, JudgeWithoutGold):
+        return [("determinism", judge.determinism), ("canaries", judge.canaries),
+                ("lengths", lambda: judge.lengths(options.max_length)), ("growth of memory", judge.growth)]  # fmt: skip
     head: _Tries = [("loss of the head", lambda: judge.head(options.max_head_loss))]
     return [
         *(head if isinstance(scorer, ModelScorer) else []),
@@ -123,17 +125,17 @@ _SCORES_EACH = 30  # scores that a sample takes in all: gold, wrong, again, cana
 _FEWEST = 4
 
 
-def _affordable(trial: Trial, gold: list[Sample]) -> list[Sample]:
-    """As many samples as there is time for, by what two of them take; four at least."""
+def _affordable(trial: Trial, gold: list[Sample]) -> int:
+    """For how many samples as there is time, by what two of them take; four at least."""
     try:
         trial.score(gold[:2])
         began = time.monotonic()
         trial.score(gold[:2])
     except OutOfTime:
-        return gold[:_FEWEST]
+        return _FEWEST
     each = (time.monotonic() - began) / len(gold[:2])
     fits = int((trial.deadline - time.monotonic()) / (_SCORES_EACH * max(each, 1e-9)))
-    return gold[: max(_FEWEST, fits)]
+    return max(_FEWEST, fits)
 
 
 def load_target(target: str) -> Scorer:
@@ -151,46 +153,45 @@ def load_target(target: str) -> Scorer:
     return FunctionScorer(target, found)
 
 
+_MOST_BARE = 10_000  # rows with a prompt alone, after which no response or answer is sought any more
+
+
 def _samples(sources: Sequence[str], options: RewardOptions) -> list[Sample]:
-    """The first samples that can be used: prompt, and a response or an answer."""
+    """The first samples with a prompt and a response or an answer; where fewer than two are, prompts alone."""
     out: list[Sample] = []
+    bare: list[Sample] = []
+    for one in _rows(sources, options.fields):
+        completion = one.completion or (options.template.replace("{answer}", one.answer) if one.answer.strip() else "")
+        if completion.strip():
+            out.append(replace(one, completion=completion))
+        else:
+            bare.append(one)
+        if len(out) >= options.samples or (len(out) < 2 and len(bare) >= _MOST_BARE):
+            break
+    if len(out) >= 2:
+        return out
+    named = options.fields.response or options.fields.answer
+    prompts = [replace(one, completion="") for one in (*out, *bare)][: options.samples]
+    if named or len(prompts) < 2:
+        count, what = (len(out), " and a response or answer") if named else (len(prompts), "")
+        raise SentinelError(
+            f"{', '.join(sources)}: {counted(count, 'sample')} with a prompt{what}, and 2 or more are needed; name the "
+            "fields with --prompt, --response, --answer"
+        )
+    return prompts
+
+
+def _rows(sources: Sequence[str], given: Fields) -> Iterator[Sample]:
+    """Every row that has a prompt."""
     for source in sources:
         rows = read_rows(source)
         first = [row for row in itertools.islice(rows, 64) if row.value is not None]
-        fields = known_fields(source, [row.value for row in first if row.value is not None], options.fields)
+        fields = known_fields(source, [row.value for row in first if row.value is not None], given)
         for row in itertools.chain(first, rows):
-            if len(out) >= options.samples:
-                return out
             if row.value is not None and fields is not None:
-                sample = _sample(row.value, fields, options.template, f"{row.source}:{row.number}")
-                out += [sample] if sample is not None else []
-    if len(out) < 2:
-        raise SentinelError(
-            f"{', '.join(sources)}: {counted(len(out), 'sample')} with a prompt and a response or answer, and 2 or "
-            "more are needed; name the fields with --prompt, --response, --answer"
-        )
-    return out
-
-
-def _sample(row: Mapping[str, object], fields: Fields, template: str, place: str) -> Sample | None:
-    prompt, wrong = texts_of(_value(row, fields.prompt))
-    if wrong:
-        return None
-    if not fields.response and fields.prompt == "messages":
-        prompt, response = split_conversation(prompt)
-    else:
-        response = texts_of(_value(row, fields.response))[0] if fields.response else []
-    answer = _value(row, fields.answer) if fields.answer else None
-    text = "" if answer is None else str(answer)
-    completion = joined(response) if response else template.replace("{answer}", text) if text.strip() else ""
-    if not prompt or not completion.strip():
-        return None
-    return Sample(prompt=prompt, completion=completion, answer=text, place=place, columns=row)
-
-
-def _value(row: Mapping[str, object], name: str) -> object:
-    value = lookup(row, name)
-    return None if value is MISSING else value
+                sample = sample_of(row.value, fields, f"{row.source}:{row.number}")
+                if sample is not None:
+                    yield sample
 
 
 def _perturbations(module: str) -> Mapping[str, Sequence[Perturbation]]:

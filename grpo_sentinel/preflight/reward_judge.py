@@ -58,6 +58,17 @@ class RewardJudge:
         both = [*self._gold, *self._wrong]
         scores = self._trial.score(both)
         self._gold_scores, self._wrong_scores = scores[: len(self._gold)], scores[len(self._gold) :]
+        finite = self._finite(both, scores)
+        if not finite:
+            return False
+        facts = {"gold_mean": _mean(self._gold_scores), "wrong_mean": _mean(self._wrong_scores)}
+        self.found.facts["scores"] = {**facts, **spread_of(finite)}
+        self.found.looked_at.append("gold completions against those of other prompts: finite, in range, apart")
+        self._degenerate(finite)
+        return True
+
+    def _finite(self, both: Sequence[Sample], scores: Scores) -> list[float]:
+        """The finite ones of the first scores, which give the scale; there is a fault where there is none."""
         told = [(one.place, value) for one, value in zip(both, scores, strict=True) if value is not None]
         finite = [value for _, value in told if math.isfinite(value)]
         if not finite:
@@ -67,7 +78,7 @@ class RewardJudge:
                 "and names it expects"
             )  # fmt: skip
             self.found.broken("no-score", "not one sample got a finite score", remedy)
-            return False
+            return []
         low = min(finite) if self._low is None else self._low
         high = max(finite) if self._high is None else self._high
         self._scale = (high - low) / 2 or 1.0
@@ -75,13 +86,7 @@ class RewardJudge:
         if outside:
             self.found.broken("out-of-range", f"{len(outside)} scores lie outside {low:g} to {high:g}",
                               "clip or rescale where they are made", len(outside), outside)  # fmt: skip
-        self.found.facts["scores"] = {
-            "gold_mean": _mean(self._gold_scores), "wrong_mean": _mean(self._wrong_scores), "min": min(finite),
-            "max": max(finite), "std": statistics.pstdev(finite),
-        }  # fmt: skip
-        self.found.looked_at.append("gold completions against those of other prompts: finite, in range, apart")
-        self._degenerate(finite)
-        return True
+        return finite
 
     def _degenerate(self, finite: Sequence[float]) -> None:
         if max(finite) == min(finite):
@@ -266,6 +271,11 @@ class RewardJudge:
                 "or read it with .get()")  # fmt: skip
 
 
+def spread_of(finite: Sequence[float]) -> dict[str, float]:
+    """Least, greatest and standard deviation of scores."""
+    return {"min": min(finite), "max": max(finite), "std": statistics.pstdev(finite)}
+
+
 def _mean(scores: Scores) -> float | None:
     finite = [value for value in scores if value is not None and math.isfinite(value)]
     return statistics.fmean(finite) if finite else None
@@ -290,4 +300,4 @@ def _with_completion_of(one: Sample, other: Sample) -> Sample:
     return replace(one, completion=other.completion, place=f"{one.place}, another prompt's completion")
 
 
-__all__ = ["CASES", "RewardJudge"]
+__all__ = ["CASES", "RewardJudge", "spread_of"]

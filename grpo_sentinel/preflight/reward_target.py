@@ -83,6 +83,7 @@ class FunctionScorer:
         self._any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         self._positional = any(one.kind is one.POSITIONAL_ONLY for one in parameters.values())
         self._needed = tuple(name for name in self._names if parameters[name].default is inspect.Parameter.empty)
+        self.wants_answer = next((name for name in self._needed if name in (*_ANSWER_NAMES, "labels")), "")
 
     def score(self, samples: Sequence[Sample]) -> list[Any]:
         """Score a batch in the function's own convention."""

@@ -61,7 +61,7 @@ def test_a_check_that_cannot_run_is_a_fault_and_the_others_run(world: Path) -> N
     report = check_everything(
         AllOptions(data=("none.jsonl",), trainer_config="grpo.yaml", reward="rewards.py:accuracy")
     )
-    assert report.exit_code == 1
+    assert report.exit_code == 2
     assert [fault.code for fault in report.reports["data"].faults] == ["not-checked"]
     assert report.reports["config"].faults == ()
     assert "check data --help" in report.reports["data"].faults[0].remedy
