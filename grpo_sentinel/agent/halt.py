@@ -69,6 +69,11 @@ class HaltDesk:
         """Tell whether an agreed request waits for its checkpoint or its halt."""
         return self._current is not None
 
+    @property
+    def current(self) -> Request | None:
+        """The agreed request that waits for its checkpoint or its halt."""
+        return self._current
+
     def pending(self) -> ControlWord | None:
         """Read the control file; the request to put to the vote, None when there is none or it was handled."""
         word = self._control.read() if self._control is not None else None

@@ -13,7 +13,7 @@ import torch
 from grpo_sentinel.agent.ballot import NONFINITE
 from grpo_sentinel.agent.core import Core, Outcome
 from grpo_sentinel.agent.guard import Guard, say
-from grpo_sentinel.agent.halt import HaltDesk
+from grpo_sentinel.agent.halt import HaltDesk, Request
 from grpo_sentinel.agent.norm_level import NormLevel
 from grpo_sentinel.agent.observing import Observer
 from grpo_sentinel.agent.settings import Settings
@@ -22,6 +22,10 @@ from grpo_sentinel.agent.vitals import Vitals
 from grpo_sentinel.agent.watched import own_norm
 from grpo_sentinel.records import Action
 
+_WORDS = {
+    Action.CHECKPOINT: "writes a checkpoint", Action.CHECKPOINT_AND_HALT: "writes a checkpoint and halts",
+    Action.HALT_NOW: "halts",
+}  # fmt: skip
 _LATER_UPDATES = 16  # judged in a step; a loop with an optimizer per parameter would wait for each
 
 
@@ -134,6 +138,14 @@ class StepVote:
                 self._desk.refuse(step, f"ranks cannot agree: {why}")
         elif (taken := self._desk.agreed(action, outcome.request_id, step, reason)) is not None:
             self._event("halt", {"action": taken.name.lower(), "request_id": outcome.request_id, "reason": reason})
+            self._speak(self._desk.current)
+
+    def _speak(self, request: Request | None) -> None:
+        """Tell who reads the trainer's own log why training ends there."""
+        if self._core.rank == 0 and request is not None and request.action in _WORDS:
+            asked = f" as request {request.request_id} asks" if request.request_id else ""
+            why = f": {request.reason}" if request.reason else ""
+            say(f"step {request.step}: the run {_WORDS[request.action]}{asked}{why}")
 
     def _report(self, outcome: Outcome) -> None:
         if outcome.skip and not outcome.by_scaler:

@@ -86,6 +86,14 @@ def test_gate_halt_asks_for_checkpoint_and_halt_by_itself(loop):
     assert verdict.reason == "the gradient is not finite"
 
 
+def test_who_reads_only_the_trainers_log_learns_why_it_ends_there(loop, capsys):
+    watched = loop(gate="halt")
+    watched.step()
+    assert "halts" not in capsys.readouterr().err
+    watched.step(float("inf"))
+    assert "step 2: the run writes a checkpoint and halts: the gradient is not finite" in capsys.readouterr().err
+
+
 def test_gate_off_lets_everything_pass(loop):
     watched = loop(gate="off")
     assert not watched.step(float("nan")).skipped
